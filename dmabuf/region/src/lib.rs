@@ -1,0 +1,1 @@
+//! Memory for batches: huge pages, pools, safe reuse, one byte budget

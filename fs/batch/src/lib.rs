@@ -1,0 +1,1 @@
+//! Plan, layout and parallel gather of batches; prefetch in step order

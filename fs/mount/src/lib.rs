@@ -1,0 +1,1 @@
+//! The FUSE tree: names, nodes, handles, passthrough

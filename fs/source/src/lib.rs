@@ -1,0 +1,1 @@
+//! Foreign data as streams, read in place: .npy files

@@ -1,0 +1,83 @@
+use std::io;
+use std::path::PathBuf;
+
+/// What can go wrong with stores and streams. Every variant names the path it is about.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused something.
+    #[error("{path}: {action}: {source}", path = path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was being done, as in "cannot read".
+        action: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A record's bytes are not those that were written.
+    #[error("{path}: shard {shard}, record {record}: {why}", path = path.display())]
+    Damaged {
+        /// The store.
+        path: PathBuf,
+        /// Shard number.
+        shard: u32,
+        /// Record id.
+        record: u64,
+        /// What does not match.
+        why: String,
+    },
+    /// A file of the store as a whole cannot be trusted or understood.
+    #[error("{path}: {why}", path = path.display())]
+    BadStore {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it and, where there is one, the way out.
+        why: String,
+    },
+    /// The store is of a format version that this build does not know.
+    #[error("{path}: store format version {found} is not known to this batchfs, which reads {known}; a newer batchfs wrote it", path = path.display())]
+    UnknownVersion {
+        /// The header.
+        path: PathBuf,
+        /// The version found there.
+        found: u64,
+        /// The versions that can be read.
+        known: &'static str,
+    },
+    /// An id outside of `0..len`.
+    #[error("{path}: there is no record {record}; the stream has {len}", path = path.display())]
+    NoSuchRecord {
+        /// The store or file.
+        path: PathBuf,
+        /// The id asked for.
+        record: u64,
+        /// Number of records.
+        len: u64,
+    },
+    /// The target of a writer is there already.
+    #[error("{path}: exists already; stores are never overwritten, remove it or choose another name", path = path.display())]
+    Exists {
+        /// The target.
+        path: PathBuf,
+    },
+    /// What the caller passed does not fit.
+    #[error("{path}: {why}", path = path.display())]
+    Invalid {
+        /// The store or file concerned.
+        path: PathBuf,
+        /// What does not fit.
+        why: String,
+    },
+}
+
+/// Result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An [`Error::Io`], for `map_err`.
+    pub fn io(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io { path, action, source }
+    }
+}

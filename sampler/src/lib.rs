@@ -1,0 +1,1 @@
+//! Which record ids make up the batch of a step.
