@@ -1,1 +1,16 @@
-//! Memory for batches: huge pages, pools, safe reuse, one byte budget
+//! Memory for batches: anonymous files that other processes can map, in huge pages where the
+//! machine allows, pooled, reused only when nobody else can see them, under one byte budget.
+//!
+//! An [`Arena`] hands out [`RegionMut`]s. Filled and [frozen](RegionMut::freeze), a region becomes
+//! a [`Region`], which is shared and never changes again. When the last handle goes, its memory
+//! waits until no reader outside of this process has it open or mapped, and only then is it used
+//! again (see [`Region::expose`]).
+
+mod arena;
+mod backing;
+mod region;
+mod sys;
+
+pub use arena::{AllocError, Arena, Config, Holder, Stats};
+pub use backing::{Backing, HUGE_PAGE, PAGE};
+pub use region::{Region, RegionMut};

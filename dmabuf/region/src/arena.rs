@@ -1,0 +1,436 @@
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::backing::{Backing, HUGE_PAGE, Maker, Memory, PAGE};
+use crate::region::RegionMut;
+
+/// How many regions that readers may still have are asked on an allocation that needs none of
+/// them: asking costs some microseconds each.
+const PROBES: usize = 4;
+
+/// How an arena is made.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The byte budget: all regions together, whoever holds them, never take more.
+    pub limit: u64,
+    /// Which files to use; `None` takes the best that this process may have.
+    pub backing: Option<Backing>,
+}
+
+/// Why there is no region.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocError {
+    /// It would not fit even if it were alone.
+    #[error("a region of {needed} bytes is larger than the whole memory budget of {limit} bytes")]
+    TooLarge {
+        /// Bytes it would take.
+        needed: u64,
+        /// The budget.
+        limit: u64,
+    },
+    /// The budget is in use.
+    #[error("no room for {needed} bytes: {used} of {limit} bytes are in use")]
+    NoRoom {
+        /// Bytes it would take.
+        needed: u64,
+        /// Bytes in use.
+        used: u64,
+        /// The budget.
+        limit: u64,
+    },
+    /// The system gave no memory.
+    #[error("cannot make a region of {len} bytes: {source}")]
+    Os {
+        /// Bytes asked for.
+        len: u64,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// Somebody who keeps memory of the arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// What the region was allocated for.
+    pub label: Arc<str>,
+    /// Bytes charged for it.
+    pub bytes: u64,
+    /// Whether this process has let it go, and only readers outside still have it.
+    pub outside: bool,
+}
+
+/// What an arena holds, in bytes unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// The budget.
+    pub limit: u64,
+    /// Everything together; never above `limit`.
+    pub used: u64,
+    /// Regions with a handle in this process.
+    pub live: u64,
+    /// Regions without one that readers outside may still have.
+    pub outside: u64,
+    /// Regions kept for reuse.
+    pub idle: u64,
+    /// Number of regions of all kinds.
+    pub regions: u64,
+}
+
+/// The source of regions. Cloning shares it.
+#[derive(Clone)]
+pub struct Arena(Arc<Shared>);
+
+pub(crate) struct Shared {
+    limit: u64,
+    maker: Maker,
+    /// Whether the kernel can be asked who else has a region. If not, exposed ones are not reused.
+    can_ask: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    next_id: u64,
+    used: u64,
+    live: HashMap<u64, Holder>,
+    outside: VecDeque<(Holder, Memory)>,
+    idle: HashMap<usize, Vec<(Instant, Memory)>>,
+    idle_bytes: u64,
+    idle_count: u64,
+}
+
+impl Arena {
+    /// A new arena; nothing is allocated yet.
+    ///
+    /// # Errors
+    /// If [`Backing::HugeTmpfs`] is asked for and this process may not have it, or the system
+    /// gives no memory at all.
+    pub fn new(config: &Config) -> io::Result<Arena> {
+        let maker = match config.backing {
+            Some(Backing::Memfd) => Maker::Memfd,
+            wanted => {
+                let maker = Maker::best();
+                if wanted.is_some_and(|w| w != maker.kind()) {
+                    return Err(io::Error::new(
+                        io::ErrorKind::PermissionDenied,
+                        "a private tmpfs needs CAP_SYS_ADMIN",
+                    ));
+                }
+                maker
+            }
+        };
+        let can_ask = probe(&maker)?;
+        let state = Mutex::default();
+        Ok(Arena(Arc::new(Shared { limit: config.limit, maker, can_ask, state })))
+    }
+
+    /// The kind of files in use.
+    pub fn backing(&self) -> Backing {
+        self.0.maker.kind()
+    }
+
+    /// Whether regions that were exposed are ever used again.
+    pub fn reuses_exposed(&self) -> bool {
+        self.0.can_ask
+    }
+
+    /// Bytes of the budget that a region of `len` bytes takes.
+    pub fn charge(len: u64) -> u64 {
+        len.checked_next_multiple_of(if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE })
+            .unwrap_or(u64::MAX)
+    }
+
+    /// A region of exactly `len` bytes, more than 0. `label` is what messages call it.
+    ///
+    /// Takes, in this order, an idle region of that size, one that readers have let go, new
+    /// memory, or new memory after idle regions of other sizes were freed. Does not wait.
+    ///
+    /// # Errors
+    /// See [`AllocError`].
+    pub fn alloc(&self, len: usize, label: Arc<str>) -> Result<RegionMut, AllocError> {
+        let shared = &self.0;
+        let os = |source| AllocError::Os { len: len as u64, source };
+        let size = NonZeroUsize::new(len).ok_or_else(|| {
+            os(io::Error::new(io::ErrorKind::InvalidInput, "a region has at least one byte"))
+        })?;
+        let bytes = Arena::charge(len as u64);
+        if bytes > shared.limit {
+            return Err(AllocError::TooLarge { needed: bytes, limit: shared.limit });
+        }
+        // Freed after the lock is released: unmapping many pages takes milliseconds.
+        let mut freed = Vec::new();
+        let mut state = shared.lock();
+        let found = state.take_idle(len).or_else(|| state.reclaim(len));
+        if found.is_none() && state.used + bytes > shared.limit {
+            state.sweep();
+            freed = state.shrink_idle(shared.limit - bytes);
+        }
+        let found = found.or_else(|| state.take_idle(len));
+        if found.is_none() {
+            if state.used + bytes > shared.limit {
+                return Err(AllocError::NoRoom {
+                    needed: bytes,
+                    used: state.used,
+                    limit: shared.limit,
+                });
+            }
+            state.used += bytes;
+        }
+        let id = state.next_id;
+        state.next_id += 1;
+        state.live.insert(id, Holder { label: label.clone(), bytes, outside: false });
+        drop(state);
+        drop(freed);
+        let memory = match found {
+            Some(memory) => memory,
+            None => shared.maker.make(size).map_err(|e| {
+                let mut state = shared.lock();
+                state.live.remove(&id);
+                state.used -= bytes;
+                os(e)
+            })?,
+        };
+        Ok(RegionMut::new(id, label, memory, shared.clone()))
+    }
+
+    /// Looks which regions readers have let go since, and makes them idle.
+    pub fn sweep(&self) {
+        self.0.lock().sweep();
+    }
+
+    /// Frees regions that have been idle for `age` or longer.
+    pub fn trim(&self, age: Duration) {
+        let freed = self.0.lock().trim(age);
+        drop(freed);
+    }
+
+    /// The figures of this moment.
+    pub fn stats(&self) -> Stats {
+        let state = self.0.lock();
+        Stats {
+            limit: self.0.limit,
+            used: state.used,
+            live: state.live.values().map(|h| h.bytes).sum(),
+            outside: state.outside.iter().map(|(h, _)| h.bytes).sum(),
+            idle: state.idle_bytes,
+            regions: state.live.len() as u64 + state.outside.len() as u64 + state.idle_count,
+        }
+    }
+
+    /// Everybody who keeps memory, largest first.
+    pub fn holders(&self) -> Vec<Holder> {
+        let state = self.0.lock();
+        let mut all: Vec<Holder> =
+            state.live.values().chain(state.outside.iter().map(|(h, _)| h)).cloned().collect();
+        drop(state);
+        all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.label.cmp(&b.label)));
+        all
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every method leaves the state whole at each point where it could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn give_back(&self, id: u64, memory: Memory, exposed: bool) {
+        let mut state = self.lock();
+        let Some(holder) = state.live.remove(&id) else { return };
+        if !exposed {
+            state.put_idle(memory);
+        } else if self.can_ask {
+            state.outside.push_back((Holder { outside: true, ..holder }, memory));
+        } else {
+            state.used -= holder.bytes;
+            drop(state);
+            drop(memory);
+        }
+    }
+}
+
+impl State {
+    fn take_idle(&mut self, len: usize) -> Option<Memory> {
+        let stack = self.idle.get_mut(&len)?;
+        let (_, memory) = stack.pop()?;
+        if stack.is_empty() {
+            self.idle.remove(&len);
+        }
+        self.idle_bytes -= Arena::charge(len as u64);
+        self.idle_count -= 1;
+        Some(memory)
+    }
+
+    fn put_idle(&mut self, memory: Memory) {
+        let len = memory.map.bytes().len();
+        self.idle_bytes += Arena::charge(len as u64);
+        self.idle_count += 1;
+        self.idle.entry(len).or_default().push((Instant::now(), memory));
+    }
+
+    /// One of the oldest regions of this size that readers have let go.
+    fn reclaim(&mut self, len: usize) -> Option<Memory> {
+        let mut probes = 0;
+        let mut at = 0;
+        while at < self.outside.len() && probes < PROBES {
+            if self.outside[at].1.map.bytes().len() == len {
+                probes += 1;
+                if self.outside[at].1.unseen().unwrap_or(false) {
+                    return self.outside.remove(at).map(|(_, memory)| memory);
+                }
+                // To the end, so that one reader who keeps a batch for ever is not asked each time.
+                if let Some(kept) = self.outside.remove(at) {
+                    self.outside.push_back(kept);
+                }
+            } else {
+                at += 1;
+            }
+        }
+        None
+    }
+
+    fn sweep(&mut self) {
+        for _ in 0..self.outside.len() {
+            let Some((holder, memory)) = self.outside.pop_front() else { break };
+            if memory.unseen().unwrap_or(false) {
+                self.put_idle(memory);
+            } else {
+                self.outside.push_back((holder, memory));
+            }
+        }
+    }
+
+    /// Takes idle regions out until no more than `target` bytes are in use, or none is left.
+    fn shrink_idle(&mut self, target: u64) -> Vec<Memory> {
+        let mut freed = Vec::new();
+        while self.used > target {
+            let Some(&len) = self.idle.keys().max() else { break };
+            match self.take_idle(len) {
+                Some(memory) => freed.push(memory),
+                None => break,
+            }
+            self.used -= Arena::charge(len as u64);
+        }
+        freed
+    }
+
+    fn trim(&mut self, age: Duration) -> Vec<Memory> {
+        let now = Instant::now();
+        let mut freed = Vec::new();
+        for stack in self.idle.values_mut() {
+            // Pushed and popped at the end, so the oldest come first.
+            let old = stack.partition_point(|(since, _)| now.duration_since(*since) >= age);
+            freed.extend(stack.drain(..old).map(|(_, memory)| memory));
+        }
+        self.idle.retain(|_, stack| !stack.is_empty());
+        let bytes: u64 = freed.iter().map(|m| Arena::charge(m.map.bytes().len() as u64)).sum();
+        self.used -= bytes;
+        self.idle_bytes -= bytes;
+        self.idle_count -= freed.len() as u64;
+        freed
+    }
+}
+
+/// Whether this kernel tells of other users of a region, tried on one.
+fn probe(maker: &Maker) -> io::Result<bool> {
+    let memory = maker.make(NonZeroUsize::MIN)?;
+    let alone = memory.unseen();
+    let reader = crate::backing::reopen(&memory.file);
+    let seen = memory.unseen();
+    drop(reader);
+    Ok(matches!((alone, seen, memory.unseen()), (Ok(true), Ok(false), Ok(true))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena(limit: u64) -> Arena {
+        Arena::new(&Config { limit, backing: None }).unwrap()
+    }
+
+    fn label(s: &str) -> Arc<str> {
+        s.into()
+    }
+
+    fn open(region: &crate::Region) -> std::fs::File {
+        crate::backing::reopen(region.expose()).unwrap().into()
+    }
+
+    #[test]
+    fn unexposed_regions_are_reused_at_once_and_exposed_ones_only_when_let_go() {
+        let a = arena(1 << 20);
+        let mut r = a.alloc(5000, label("one")).unwrap();
+        r.fill(1);
+        drop(r.freeze());
+        assert_eq!(a.stats().idle, 8192);
+        let mut r = a.alloc(5000, label("two")).unwrap();
+        assert_eq!(r[0], 1, "the idle region is used again");
+        r.fill(2);
+        let region = r.freeze();
+        let reader = open(&region);
+        drop(region);
+        let mut other = a.alloc(5000, label("three")).unwrap();
+        other.fill(3);
+        let mut seen = vec![0; 5000];
+        std::os::unix::fs::FileExt::read_exact_at(&reader, &mut seen, 0).unwrap();
+        assert!(seen.iter().all(|b| *b == 2), "what a reader has open was changed");
+        assert_eq!(a.stats().outside, 8192);
+        drop(reader);
+        let again = a.alloc(5000, label("four")).unwrap();
+        assert_eq!((again[0], a.stats().outside), (2, 0));
+    }
+
+    #[test]
+    fn the_budget_holds_for_regions_that_only_readers_have() {
+        let a = arena(3 * PAGE);
+        let kept: Vec<_> = (0..3)
+            .map(|i| {
+                let r = a.alloc(4096, label(&format!("batch/{i}"))).unwrap().freeze();
+                open(&r)
+            })
+            .collect();
+        let refused = a.alloc(4096, label("more")).unwrap_err();
+        assert!(
+            matches!(refused, AllocError::NoRoom { used: 12288, limit: 12288, .. }),
+            "{refused}"
+        );
+        assert_eq!(a.holders().len(), 3);
+        assert!(a.holders().iter().all(|h| h.outside && h.label.starts_with("batch/")));
+        drop(kept);
+        // Another size: the three must be noticed, freed, and their bytes given back.
+        let big = a.alloc(10_000, label("big")).unwrap();
+        assert_eq!(
+            a.stats(),
+            Stats { limit: 12288, used: 12288, live: 12288, outside: 0, idle: 0, regions: 1 }
+        );
+        drop(big);
+        a.trim(Duration::ZERO);
+        assert_eq!(a.stats(), Stats { limit: 12288, ..Stats::default() });
+        assert!(matches!(
+            a.alloc(12289, label("x")),
+            Err(AllocError::TooLarge { needed: 16384, .. })
+        ));
+    }
+
+    #[test]
+    fn large_regions_lie_in_huge_pages_where_the_machine_can() {
+        let a = arena(64 << 20);
+        if a.backing() != Backing::HugeTmpfs {
+            eprintln!("skipped: a private tmpfs needs CAP_SYS_ADMIN");
+            return;
+        }
+        let mut r = a.alloc(5 << 20, label("large")).unwrap();
+        r.fill(9);
+        let address = format!("{:x}-", r.as_ptr() as usize);
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mine = smaps.split_once(&address).unwrap().1;
+        let huge = mine.lines().find(|l| l.starts_with("ShmemPmdMapped:")).unwrap();
+        let kb: u64 = huge.split_whitespace().nth(1).unwrap().parse().unwrap();
+        assert_eq!(kb, 6 << 10);
+        assert_eq!(Arena::charge(5 << 20), 6 << 20);
+    }
+}

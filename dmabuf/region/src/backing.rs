@@ -1,0 +1,162 @@
+use std::ffi::CString;
+use std::fs::OpenOptions;
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use nix::fcntl::{OFlag, openat};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::{Mode, fchmod};
+use nix::unistd::ftruncate;
+
+use crate::sys::{Mapping, private_tmpfs, sole_user};
+
+/// Bytes of a small page. Regions are charged in whole pages.
+pub const PAGE: u64 = 4096;
+
+/// Bytes of a huge page. Regions of at least this size ask for them.
+pub const HUGE_PAGE: u64 = 2 << 20;
+
+/// What kind of files the regions of an arena are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Unnamed files on a tmpfs that only this process knows, mounted so that large regions get
+    /// huge pages. Needs CAP_SYS_ADMIN.
+    HugeTmpfs,
+    /// memfds. They have huge pages only where the machine's `shmem_enabled` allows.
+    Memfd,
+}
+
+impl Backing {
+    /// The name used in `config.json` and `batchfs doctor`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backing::HugeTmpfs => "huge tmpfs",
+            Backing::Memfd => "memfd",
+        }
+    }
+}
+
+/// Makes the files of an arena.
+#[derive(Debug)]
+pub(crate) enum Maker {
+    Tmpfs(OwnedFd),
+    Memfd,
+}
+
+impl Maker {
+    /// The best that this process may have.
+    pub(crate) fn best() -> Maker {
+        // No limits of its own: the arena's budget is the limit. `advise` gives huge pages to the
+        // mappings that ask, so that small regions do not take 2 MiB each.
+        let options =
+            [(c"huge", c"advise"), (c"size", c"0"), (c"nr_inodes", c"0"), (c"mode", c"0700")];
+        match private_tmpfs(&options) {
+            Ok(root) => Maker::Tmpfs(root),
+            Err(_) => Maker::Memfd,
+        }
+    }
+
+    pub(crate) fn kind(&self) -> Backing {
+        match self {
+            Maker::Tmpfs(_) => Backing::HugeTmpfs,
+            Maker::Memfd => Backing::Memfd,
+        }
+    }
+
+    /// A new file of `len` zero bytes with a writable mapping.
+    pub(crate) fn make(&self, len: NonZeroUsize) -> io::Result<Memory> {
+        let file = match self {
+            Maker::Tmpfs(root) => openat(
+                root,
+                ".",
+                OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC,
+                Mode::S_IRUSR,
+            )?,
+            Maker::Memfd => {
+                let name = CString::from(c"batchfs");
+                let file = memfd_create(
+                    name.as_c_str(),
+                    MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
+                )?;
+                // Its mode is 0777, and whoever gets a descriptor could reopen it for writing.
+                fchmod(&file, Mode::S_IRUSR)?;
+                file
+            }
+        };
+        ftruncate(&file, i64::try_from(len.get()).map_err(io::Error::other)?)?;
+        let huge = NonZeroUsize::new(HUGE_PAGE as usize).filter(|huge| len >= *huge);
+        let map = Mapping::new(&file, len, huge)?;
+        Ok(Memory { file, map, kind: self.kind() })
+    }
+}
+
+/// One file and this process's mapping of it.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) file: OwnedFd,
+    pub(crate) map: Mapping,
+    kind: Backing,
+}
+
+impl Memory {
+    /// Whether nobody else has the file open or mapped.
+    ///
+    /// A reader's mapping outlives its descriptor and is seen by no other means: the mount gets
+    /// its RELEASE when the descriptor goes. A lease is refused as long as an open description
+    /// other than the asking one exists, and a mapping holds one. The kernel counts the
+    /// descriptor of an O_TMPFILE as a writer's, so there it must be the one that asks; that of a
+    /// memfd is not counted at all, so there a fresh one asks.
+    pub(crate) fn unseen(&self) -> io::Result<bool> {
+        match self.kind {
+            Backing::HugeTmpfs => sole_user(&self.file),
+            Backing::Memfd => sole_user(reopen(&self.file)?),
+        }
+    }
+}
+
+/// A second, read-only open file description of the same file.
+pub(crate) fn reopen(file: impl AsFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    Ok(OpenOptions::new().read(true).open(path)?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn makers() -> Vec<Maker> {
+        let mut all = vec![Maker::Memfd];
+        match Maker::best() {
+            Maker::Memfd => eprintln!("skipped: the tmpfs half needs CAP_SYS_ADMIN"),
+            tmpfs => all.push(tmpfs),
+        }
+        all
+    }
+
+    #[test]
+    fn a_region_is_seen_while_a_descriptor_or_a_mapping_of_it_is_left() {
+        for maker in makers() {
+            let mut m = maker.make(NonZeroUsize::new(10_000).unwrap()).unwrap();
+            m.map.bytes_mut()[9_999] = 7;
+            assert!(m.unseen().unwrap());
+            let reader = reopen(&m.file).unwrap();
+            assert!(!m.unseen().unwrap(), "{:?}: descriptor", maker.kind());
+            let map = crate::sys::Mapping::new(
+                OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .open(format!("/proc/self/fd/{}", m.file.as_raw_fd()))
+                    .unwrap(),
+                NonZeroUsize::new(10_000).unwrap(),
+                None,
+            )
+            .unwrap();
+            drop(reader);
+            assert!(!m.unseen().unwrap(), "{:?}: mapping only", maker.kind());
+            assert_eq!(map.bytes()[9_999], 7);
+            drop(map);
+            assert!(m.unseen().unwrap(), "{:?}: nobody left", maker.kind());
+        }
+    }
+}

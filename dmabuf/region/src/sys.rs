@@ -1,0 +1,137 @@
+//! The crate's `unsafe` code: shared mappings, and system calls that `nix` does not wrap.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int, c_long};
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+
+/// A shared, writable mapping of a whole file of this crate.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    ptr: NonNull<u8>,
+    len: usize,
+    mapped: NonZeroUsize,
+}
+
+// SAFETY: the mapping is plain memory owned by this value; access goes through `bytes` and
+// `bytes_mut`, which follow the borrow rules.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` gives only shared reads.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `file`, which must be that long. With `huge`, asks for pages of that
+    /// size and maps up to the end of the last one, for else the tail would get small pages.
+    pub(crate) fn new(
+        file: impl AsFd,
+        len: NonZeroUsize,
+        huge: Option<NonZeroUsize>,
+    ) -> io::Result<Mapping> {
+        let unit = huge.unwrap_or(NonZeroUsize::MIN);
+        let mapped = len
+            .get()
+            .checked_next_multiple_of(unit.get())
+            .and_then(NonZeroUsize::new)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
+        let ptr = unsafe {
+            mmap(
+                None,
+                mapped,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_SHARED,
+                file,
+                0,
+            )
+        }?
+        .cast::<u8>();
+        let map = Mapping { ptr, len: len.get(), mapped };
+        if huge.is_some() {
+            // SAFETY: the range is the mapping just made. A kernel without huge pages refuses,
+            // which costs speed and nothing else.
+            let _ = unsafe { madvise(ptr.cast(), mapped.get(), MmapAdvise::MADV_HUGEPAGE) };
+        }
+        Ok(map)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` bytes, all within the file, are mapped readable until drop. The file is ours alone to write and
+        // `bytes_mut` needs `&mut self`, so nothing changes them meanwhile.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` makes it the only reference in this process;
+        // readers outside are excluded by the arena before a region is written (`unseen`).
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` and no reference outlives `self`.
+        let _ = unsafe { munmap(self.ptr.cast(), self.mapped.get()) };
+    }
+}
+
+fn checked(ret: c_long) -> io::Result<c_long> {
+    if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(ret) }
+}
+
+fn owned(ret: c_long) -> io::Result<OwnedFd> {
+    let fd = checked(ret)? as c_int;
+    // SAFETY: the kernel has just returned this descriptor to us, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Mounts a tmpfs that no mount table shows and returns its root folder's descriptor.
+///
+/// The options are those of tmpfs(5). Needs CAP_SYS_ADMIN and Linux 5.2.
+pub(crate) fn private_tmpfs(options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
+    const FSCONFIG_SET_STRING: c_int = 1;
+    const FSCONFIG_CMD_CREATE: c_int = 6;
+    const FD_CLOEXEC: c_int = 1;
+    // SAFETY: the name is a NUL-terminated string.
+    let fs = owned(unsafe { libc::syscall(libc::SYS_fsopen, c"tmpfs".as_ptr(), FD_CLOEXEC) })?;
+    for (key, value) in options {
+        // SAFETY: key and value are NUL-terminated strings that outlive the call.
+        checked(unsafe {
+            libc::syscall(
+                libc::SYS_fsconfig,
+                fs.as_raw_fd(),
+                FSCONFIG_SET_STRING,
+                key.as_ptr(),
+                value.as_ptr(),
+                0,
+            )
+        })?;
+    }
+    let null = std::ptr::null::<libc::c_char>();
+    // SAFETY: the create command takes no strings.
+    checked(unsafe {
+        libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), FSCONFIG_CMD_CREATE, null, null, 0)
+    })?;
+    let attributes = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
+    // SAFETY: no pointers are passed.
+    owned(unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), FD_CLOEXEC, attributes) })
+}
+
+/// Takes and gives back a write lease: succeeds only if `file` is the one open description of
+/// its inode, with no other descriptor and no mapping made through another one.
+pub(crate) fn sole_user(file: impl AsFd) -> io::Result<bool> {
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: F_SETLEASE takes an integer argument.
+    match checked(unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) }.into()) {
+        Ok(_) => {
+            // SAFETY: as above.
+            checked(unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) }.into())?;
+            Ok(true)
+        }
+        Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
