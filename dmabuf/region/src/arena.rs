@@ -132,6 +132,11 @@ impl Arena {
         self.0.maker.kind()
     }
 
+    /// The byte budget.
+    pub fn limit(&self) -> u64 {
+        self.0.limit
+    }
+
     /// Whether regions that were exposed are ever used again.
     pub fn reuses_exposed(&self) -> bool {
         self.0.can_ask

@@ -1,1 +1,27 @@
-//! Plan, layout and parallel gather of batches; prefetch in step order
+//! From a step to its bytes: plan, layout, gather; and prefetch in step order.
+//!
+//! ```text
+//! (view, item, number, face) --plan--> record ids --layout--> size and offsets --gather--> region
+//! ```
+//!
+//! [`View::plan`] and [`View::layout`] are arithmetic and never touch a payload, so a size is
+//! known before a byte of it exists. [`Engine::open`] is the one way to the bytes: it keeps the
+//! regions in use, fills those that are asked for, and those that will be asked for next.
+
+mod dataset;
+mod describe;
+mod engine;
+mod error;
+mod face;
+mod gather;
+mod layout;
+mod metrics;
+mod predict;
+mod slots;
+
+pub use dataset::{Dataset, NamedStream, View};
+pub use engine::{Batch, Engine, Options};
+pub use error::{Error, Result};
+pub use face::{Face, Item, Key};
+pub use layout::{Array, Layout};
+pub use metrics::Metrics;

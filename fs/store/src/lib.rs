@@ -2,13 +2,60 @@
 //!
 //! A [`Stream`] is what everything above this crate reads: a schema, a length, and
 //! [`gather`](Stream::gather), which copies records into memory that the caller owns.
+//!
+//! A store is a folder. It is written by a [`StoreWriter`] and is there whole or not at all; a
+//! [`Store`] reads it and gives the bytes that were written, or an error that says what is
+//! damaged. Its format is told in docs/format.md.
+//!
+//! ```
+//! use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, Stream, WriteOptions};
+//! # let tmp = tempfile::tempdir().unwrap();
+//! # let dest = tmp.path().join("tokens");
+//! let mut writer =
+//!     StoreWriter::create(&dest, Schema::dense(DType::UInt8, [4]), WriteOptions::default())?;
+//! writer.append(b"aaaabbbbcccc")?;
+//! writer.finish()?;
+//!
+//! let store = Store::open(&dest, OpenOptions::default())?;
+//! let mut batch = [0; 8];
+//! store.gather(&[2, 0], &mut batch)?;
+//! assert_eq!(&batch, b"ccccaaaa");
+//! # Ok::<(), batchfs_store::Error>(())
+//! ```
 
+#[cfg(target_endian = "big")]
+compile_error!(
+    "stores are little-endian and are mapped as they are; there is no port to big-endian hosts"
+);
+
+mod codec;
+mod dataset;
 mod dtype;
 mod error;
+mod guarded;
+mod hash;
+mod header;
+mod index;
+pub mod npy;
+mod publish;
+mod rows;
 mod schema;
+mod store;
 mod stream;
+mod sys;
+mod verify;
+mod write;
+mod writer;
 
+pub use codec::Codec;
+pub use dataset::{DatasetWriter, check_lengths, check_stream_name};
 pub use dtype::{DType, UnknownDType};
 pub use error::{Error, Result};
+pub use guarded::GuardedFile;
+pub use publish::{is_unfinished, leftovers};
+pub use rows::{Rows, Verify};
 pub use schema::{Layout, Schema};
+pub use store::{OpenOptions, Store};
 pub use stream::Stream;
+pub use verify::{Report, verify};
+pub use writer::{StoreWriter, WriteOptions};

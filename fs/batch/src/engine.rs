@@ -1,0 +1,402 @@
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use batchfs_region::{AllocError, Arena, Region, RegionMut};
+use rayon::ThreadPool;
+
+use crate::gather::gather;
+use crate::slots::{Found, Slot, Slots, Then};
+use crate::{Error, Key, Layout, Metrics, View};
+
+/// How long an open waits for room. Its reader cannot be killed meanwhile.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often those that wait look again: readers that unmap tell nobody.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// How often readers' regions are looked after when nobody waits.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Without an open for this long, what nobody has open is dropped.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// Regions unused for this long are given back to the system.
+const TRIM: Duration = Duration::from_secs(5);
+
+/// How an engine is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Threads that gather; 0 takes as many as there are cores.
+    pub threads: usize,
+}
+
+/// Makes regions and keeps those in use: the one way from a [`Key`] to its bytes.
+///
+/// Opens in step order are prefetched. Everything lives within the arena's byte budget.
+pub struct Engine {
+    inner: Arc<Inner>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Inner {
+    arena: Arena,
+    pool: ThreadPool,
+    metrics: Metrics,
+    open: AtomicUsize,
+    state: Mutex<State>,
+    /// Signalled when there is something to fill.
+    work: Condvar,
+    /// Signalled when the clock has to run: somebody waits for room, or the end.
+    clock: Condvar,
+}
+
+struct State {
+    slots: Slots,
+    last_open: Instant,
+    /// A reader has closed something since somebody found no room.
+    room_made: bool,
+    stop: bool,
+}
+
+/// A region that somebody has open. While it lives, its bytes neither change nor move.
+pub struct Batch {
+    region: Region,
+    key: Key,
+    inner: Arc<Inner>,
+}
+
+impl Engine {
+    /// An engine with its threads.
+    ///
+    /// # Errors
+    /// If threads cannot be started.
+    pub fn new(arena: Arena, options: &Options) -> std::io::Result<Engine> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let count = if options.threads == 0 { cores } else { options.threads };
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(count)
+            .thread_name(|i| format!("gather-{i}"))
+            .build()
+            .map_err(std::io::Error::other)?;
+        let state = Mutex::new(State {
+            slots: Slots::default(),
+            last_open: Instant::now(),
+            room_made: false,
+            stop: false,
+        });
+        let inner = Arc::new(Inner {
+            arena,
+            pool,
+            metrics: Metrics::default(),
+            open: AtomicUsize::new(0),
+            state,
+            work: Condvar::new(),
+            clock: Condvar::new(),
+        });
+        let mut engine = Engine { inner, threads: Vec::new() };
+        for i in 0..count {
+            let inner = engine.inner.clone();
+            let job = thread::Builder::new().name(format!("fill-{i}"));
+            engine.threads.push(job.spawn(move || inner.fill_for_ever())?);
+        }
+        let inner = engine.inner.clone();
+        let clock = thread::Builder::new().name("clock".to_owned());
+        engine.threads.push(clock.spawn(move || inner.keep_time())?);
+        Ok(engine)
+    }
+
+    /// Gets the region of `key` and passes it to `then`: at once on this thread if it is ready,
+    /// else later on another one.
+    ///
+    /// An open that finds no room waits some seconds at most and then fails with
+    /// [`Error::NoRoom`].
+    pub fn open<F>(&self, key: Key, view: &Arc<View>, then: F)
+    where
+        F: FnOnce(Result<Batch, Arc<Error>>) + Send + 'static,
+    {
+        let inner = self.inner.clone();
+        let pinned: Then = Box::new(move |region| {
+            then(region.map(|region| {
+                inner.open.fetch_add(1, Ordering::Relaxed);
+                Batch { region, key, inner }
+            }));
+        });
+        self.inner.open(key, view, pinned);
+    }
+
+    /// As [`open`](Engine::open), but waits for the region.
+    ///
+    /// # Errors
+    /// What made it impossible.
+    pub fn wait(&self, key: Key, view: &Arc<View>) -> Result<Batch, Arc<Error>> {
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        self.open(key, view, move |batch| {
+            // Fails only if the receiver is gone, which waits below.
+            let _ = tell.send(batch);
+        });
+        told.recv().unwrap_or_else(|_| Err(Arc::new(Error::Stopped { item: view.name(key) })))
+    }
+
+    /// Counters since the start.
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    /// Handles that are open now.
+    pub fn open_handles(&self) -> usize {
+        self.inner.open.load(Ordering::Relaxed)
+    }
+
+    /// The memory in use.
+    pub fn arena(&self) -> &Arena {
+        &self.inner.arena
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.inner.lock().stop = true;
+        self.inner.work.notify_all();
+        self.inner.clock.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the engine panicked");
+            }
+        }
+        let mut state = self.inner.lock();
+        let keys: Vec<Key> = state.slots.map.keys().copied().collect();
+        let mut left = Vec::new();
+        for key in keys {
+            if let Some(Slot::Coming { view, .. }) = state.slots.map.get(&key) {
+                let item = view.name(key);
+                left.push((item, state.slots.failed(key)));
+            }
+        }
+        drop(state);
+        for (item, waiters) in left {
+            let error = Arc::new(Error::Stopped { item });
+            waiters.into_iter().for_each(|then| then(Err(error.clone())));
+        }
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Slots are whole at each point where a method could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self, key: Key, view: &Arc<View>, then: Then) {
+        let mut state = self.lock();
+        state.last_open = Instant::now();
+        Metrics::add(&self.metrics.opens, 1);
+        let found = state.slots.open(key, view, then);
+        let (queued, dropped) = state.slots.look_ahead(key, view, self.arena.limit() / 2);
+        drop(state);
+        match found {
+            Found::Ready(region, then) => {
+                Metrics::add(&self.metrics.hits, 1);
+                then(Ok(region));
+            }
+            Found::Coming => Metrics::add(&self.metrics.joined, 1),
+            Found::Missing => {
+                self.work.notify_one();
+                Metrics::add(&self.metrics.misses, 1);
+            }
+        }
+        // After the reader was answered: waking a thread takes longer than that.
+        for _ in 0..queued.min(self.pool.current_num_threads()) {
+            self.work.notify_one();
+        }
+        Metrics::add(&self.metrics.prefetches_unused, dropped.len() as u64);
+    }
+
+    fn fill_for_ever(&self) {
+        loop {
+            let mut state = self.lock();
+            let (key, view) = loop {
+                if state.stop {
+                    return;
+                }
+                if let Some(job) = state.slots.next_job() {
+                    break job;
+                }
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(state);
+            // A panic must not leave a reader waiting for ever: it cannot even be killed.
+            let filled = catch_unwind(AssertUnwindSafe(|| self.fill(key, &view)));
+            if filled.is_err() {
+                let waiters = self.lock().slots.failed(key);
+                let error = Arc::new(Error::Bug { item: view.name(key) });
+                waiters.into_iter().for_each(|then| then(Err(error.clone())));
+            }
+        }
+    }
+
+    /// Makes the region of `key` and hands it to those who wait.
+    fn fill(&self, key: Key, view: &Arc<View>) {
+        let made = view.layout(key).and_then(|layout| match self.room(key, view, &layout)? {
+            Some(region) => self.copy(key, view, &layout, region).map(Some),
+            None => Ok(None),
+        });
+        match made {
+            Ok(Some(region)) => {
+                let waiters = self.lock().slots.filled(key, region.clone());
+                if waiters.is_empty() {
+                    Metrics::add(&self.metrics.prefetches, 1);
+                }
+                waiters.into_iter().for_each(|then| then(Ok(region.clone())));
+            }
+            Ok(None) => {}
+            Err(error) => {
+                let waiters = self.lock().slots.failed(key);
+                Metrics::add(&self.metrics.failures, waiters.len() as u64);
+                let error = Arc::new(error);
+                waiters.into_iter().for_each(|then| then(Err(error.clone())));
+            }
+        }
+    }
+
+    fn copy(
+        &self,
+        key: Key,
+        view: &View,
+        layout: &Layout,
+        mut region: RegionMut,
+    ) -> Result<Region, Error> {
+        let ids = view.plan(key)?;
+        gather(view, key, &ids, layout, &mut region, &self.pool)
+            .map_err(|source| Error::Store { item: view.name(key), source })?;
+        Metrics::add(&self.metrics.gathered_bytes, layout.size);
+        Ok(region.freeze())
+    }
+
+    /// A region for `key`, made room for if need be. `None` if it has to wait for its turn, or,
+    /// for a prefetch, is given up.
+    fn room(&self, key: Key, view: &View, layout: &Layout) -> Result<Option<RegionMut>, Error> {
+        let item = || view.name(key);
+        let len = usize::try_from(layout.size).unwrap_or(usize::MAX);
+        let label: Arc<str> = item().into();
+        loop {
+            let (needed, used, limit) = match self.arena.alloc(len, label.clone()) {
+                Ok(region) => return Ok(Some(region)),
+                Err(AllocError::TooLarge { needed, limit }) => {
+                    return Err(Error::TooLarge { item: item(), needed, limit });
+                }
+                Err(AllocError::NoRoom { needed, used, limit }) => (needed, used, limit),
+                Err(source) => return Err(Error::Memory { item: item(), source }),
+            };
+            let mut state = self.lock();
+            let wanted = state.slots.is_wanted(key);
+            let evicted = state.slots.evict(wanted);
+            if let Some((region, unopened)) = evicted {
+                drop(state);
+                drop(region);
+                Metrics::add(&self.metrics.prefetches_unused, unopened.into());
+                continue;
+            }
+            if !wanted {
+                // Checked under the same lock: nobody waits for it.
+                state.slots.failed(key);
+                return Ok(None);
+            }
+            let now = Instant::now();
+            let since = state.slots.blocked_since(key);
+            if since.is_none() {
+                Metrics::add(&self.metrics.waits, 1);
+            }
+            if since.is_some_and(|since| now.duration_since(since) >= PATIENCE) {
+                drop(state);
+                let holders = self.arena.holders();
+                let holders = holders.into_iter().filter(|h| h.label != label).collect();
+                return Err(Error::NoRoom {
+                    item: item(),
+                    needed,
+                    used,
+                    limit,
+                    waited: PATIENCE,
+                    holders,
+                });
+            }
+            state.slots.block(key, now);
+            drop(state);
+            self.clock.notify_one();
+            return Ok(None);
+        }
+    }
+
+    /// Lets those that found no room try again, and drops what has long been unused.
+    fn keep_time(&self) {
+        let mut state = self.lock();
+        let mut swept = Instant::now();
+        while !state.stop {
+            let woken = if state.slots.blocked.is_empty() {
+                self.clock
+                    .wait_timeout_while(state, SWEEP, |s| !s.stop && s.slots.blocked.is_empty())
+            } else {
+                self.clock.wait_timeout_while(state, RETRY, |s| !s.stop && !s.room_made)
+            };
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            if state.stop {
+                break;
+            }
+            state.room_made = false;
+            let again: VecDeque<Key> = std::mem::take(&mut state.slots.blocked).into();
+            if !again.is_empty() {
+                state.slots.demand.extend(again);
+                self.work.notify_all();
+            }
+            if swept.elapsed() >= SWEEP {
+                swept = Instant::now();
+                let idle = state.last_open.elapsed() >= IDLE;
+                let dropped = if idle { state.slots.evict_all() } else { Vec::new() };
+                drop(state);
+                drop(dropped);
+                self.arena.sweep();
+                self.arena.trim(TRIM);
+                state = self.lock();
+            }
+        }
+    }
+}
+
+impl Batch {
+    /// The region; its file is what readers map, see [`Region::expose`].
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// What it is.
+    pub fn key(&self) -> Key {
+        self.key
+    }
+}
+
+impl Deref for Batch {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.region
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.inner.open.fetch_sub(1, Ordering::Relaxed);
+        let mut state = self.inner.lock();
+        let dropped = state.slots.unpin(self.key);
+        let waiting = !state.slots.blocked.is_empty();
+        state.room_made |= waiting;
+        drop(state);
+        drop(dropped);
+        if waiting {
+            self.inner.clock.notify_one();
+        }
+    }
+}

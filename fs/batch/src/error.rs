@@ -1,0 +1,105 @@
+use std::time::Duration;
+
+use batchfs_region::Holder;
+
+/// Result with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a batch, record or index cannot be had. Every variant names it as the mount would.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The streams of a dataset do not fit together.
+    #[error("{0}")]
+    Dataset(String),
+    /// The spec does not fit the data.
+    #[error(transparent)]
+    Sample(#[from] batchfs_sampler::SpecError),
+    /// Reading the data failed.
+    #[error("{item}: {source}")]
+    Store {
+        /// What was asked for.
+        item: String,
+        /// Store, shard, record and cause.
+        source: batchfs_store::Error,
+    },
+    /// The stream cannot be shown in this form.
+    #[error("{item}: there is no such file: {why}")]
+    NoFace {
+        /// What was asked for.
+        item: String,
+        /// The reason.
+        why: String,
+    },
+    /// There is no such record.
+    #[error("{item}: there is no such record; there are {len}, numbered from 0")]
+    NoRecord {
+        /// What was asked for.
+        item: String,
+        /// Number of records.
+        len: u64,
+    },
+    /// Larger than the whole budget.
+    #[error(
+        "{item} takes {needed} bytes, more than the memory budget of {limit} bytes; mount with a larger --memory or a smaller batch"
+    )]
+    TooLarge {
+        /// What was asked for.
+        item: String,
+        /// Bytes it takes.
+        needed: u64,
+        /// The budget.
+        limit: u64,
+    },
+    /// The budget was in use for as long as an open may wait.
+    #[error("{item}: no room for {needed} bytes within {waited:?}: {used} of {limit} bytes are in use, by {}; close or unmap some, or mount with a larger --memory", name_holders(.holders))]
+    NoRoom {
+        /// What was asked for.
+        item: String,
+        /// Bytes it takes.
+        needed: u64,
+        /// Bytes in use.
+        used: u64,
+        /// The budget.
+        limit: u64,
+        /// How long was waited.
+        waited: Duration,
+        /// Who has them, largest first.
+        holders: Vec<Holder>,
+    },
+    /// The system gave no memory.
+    #[error("{item}: {source}")]
+    Memory {
+        /// What was asked for.
+        item: String,
+        /// The cause.
+        source: batchfs_region::AllocError,
+    },
+    /// A panic in this program.
+    #[error("{item}: batchfs itself failed; please report this, with the daemon's log")]
+    Bug {
+        /// What was asked for.
+        item: String,
+    },
+    /// The engine was stopped meanwhile.
+    #[error("{item}: unmounted while it was being made")]
+    Stopped {
+        /// What was asked for.
+        item: String,
+    },
+}
+
+fn name_holders(holders: &[Holder]) -> String {
+    const NAMED: usize = 8;
+    let mut names: Vec<String> = holders
+        .iter()
+        .take(NAMED)
+        .map(|h| {
+            format!("{}{}", h.label, if h.outside { " (still mapped by a reader)" } else { "" })
+        })
+        .collect();
+    if holders.len() > NAMED {
+        names.push(format!("{} more", holders.len() - NAMED));
+    }
+    if names.is_empty() { "nobody any more".to_owned() } else { names.join(", ") }
+}

@@ -1,0 +1,65 @@
+use batchfs_store::Error;
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
+use crate::{Item, Key, Layout, NamedStream, View};
+
+/// Bytes that a thread should have to copy before another one is woken for the rest: waking
+/// costs some ten microseconds, in which one core copies about this much.
+const WORTH_A_THREAD: usize = 256 << 10;
+
+/// Fills `out`, which is `layout.size` long, with what `key` names.
+///
+/// # Errors
+/// The first failure of the stream that was met; what `out` holds then is unspecified.
+pub(crate) fn gather(
+    view: &View,
+    key: Key,
+    ids: &[u64],
+    layout: &Layout,
+    out: &mut [u8],
+    pool: &ThreadPool,
+) -> Result<(), Error> {
+    let (header, payload) = out.split_at_mut(layout.header.len());
+    header.copy_from_slice(&layout.header);
+    match key.item {
+        Item::Batch(s) | Item::Record(s) => match view.dataset().stream(s) {
+            Some(stream) => records(stream, ids, payload, pool),
+            None => Err(Error::Invalid {
+                path: view.dataset().origin().to_owned(),
+                why: format!("there is no stream number {s}"),
+            }),
+        },
+        Item::Index => {
+            for (bytes, id) in payload.chunks_exact_mut(8).zip(ids) {
+                bytes.copy_from_slice(&id.to_le_bytes());
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Records of a dense stream, back to back.
+fn records(
+    stream: &NamedStream,
+    ids: &[u64],
+    out: &mut [u8],
+    pool: &ThreadPool,
+) -> Result<(), Error> {
+    let stream = &*stream.stream;
+    // Twice as many parts as threads, so that one that was late to wake costs less.
+    let parts = (out.len() / WORTH_A_THREAD).clamp(1, 2 * pool.current_num_threads());
+    if parts == 1 || pool.current_num_threads() == 1 {
+        return stream.gather(ids, out);
+    }
+    let count = ids.len().div_ceil(parts).max(1);
+    let item = out.len() / ids.len().max(1);
+    if item == 0 {
+        return stream.gather(ids, out);
+    }
+    pool.install(|| {
+        ids.par_chunks(count)
+            .zip(out.par_chunks_mut(count * item))
+            .try_for_each(|(ids, out)| stream.gather(ids, out))
+    })
+}

@@ -1,0 +1,248 @@
+//! Which regions there are, who wants them, and which go first. No threads and no clocks here.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use batchfs_region::{Arena, Region};
+
+use crate::predict::Predictor;
+use crate::{Error, Face, Item, Key, View};
+
+/// Regions per view, item and face that are kept after their last reader closed them, for those
+/// who open a step twice. Few, because memory that was just used is the best to fill next.
+const KEPT: usize = 4;
+
+/// Called when a wanted region is there, or cannot be had.
+pub(crate) type Then = Box<dyn FnOnce(Result<Region, Arc<Error>>) + Send>;
+
+/// Keys that differ in the number alone.
+type Group = (u16, Item, Face);
+
+fn group(key: Key) -> Group {
+    (key.view, key.item, key.face)
+}
+
+pub(crate) enum Slot {
+    /// Queued or being filled.
+    Coming {
+        view: Arc<View>,
+        /// Opens that wait; none for a prefetch.
+        waiters: Vec<Then>,
+        /// When the budget was first found full.
+        blocked: Option<Instant>,
+        /// Bytes counted as prefetched, until somebody opens it.
+        ahead: u64,
+    },
+    /// Filled. Without pins it may be dropped at any time.
+    Ready { region: Region, pins: usize, ahead: u64 },
+}
+
+#[derive(Default)]
+pub(crate) struct Slots {
+    pub(crate) map: HashMap<Key, Slot>,
+    /// Opens first, in order; then prefetches.
+    pub(crate) demand: VecDeque<Key>,
+    pub(crate) prefetch: VecDeque<Key>,
+    /// Opens that found no room.
+    pub(crate) blocked: Vec<Key>,
+    /// Ready, opened before, closed by all; oldest first.
+    released: VecDeque<Key>,
+    /// Ready and never opened; oldest first.
+    unopened: VecDeque<Key>,
+    predictors: HashMap<Group, Predictor>,
+    /// Bytes that were, or are being, filled ahead and that nobody has opened.
+    ahead_bytes: u64,
+}
+
+/// What an open found.
+pub(crate) enum Found {
+    Ready(Region, Then),
+    Coming,
+    Missing,
+}
+
+impl Slots {
+    /// An open. If the region is ready it is pinned and `then` comes back to be called.
+    pub(crate) fn open(&mut self, key: Key, view: &Arc<View>, then: Then) -> Found {
+        match self.map.get_mut(&key) {
+            Some(Slot::Ready { region, pins, ahead }) => {
+                let region = region.clone();
+                if *pins == 0 {
+                    let queue = if *ahead > 0 { &mut self.unopened } else { &mut self.released };
+                    queue.retain(|k| *k != key);
+                }
+                *pins += 1;
+                self.ahead_bytes -= std::mem::take(ahead);
+                Found::Ready(region, then)
+            }
+            Some(Slot::Coming { waiters, ahead, .. }) => {
+                self.ahead_bytes -= std::mem::take(ahead);
+                if waiters.is_empty()
+                    && let Some(at) = self.prefetch.iter().position(|k| *k == key)
+                {
+                    self.prefetch.remove(at);
+                    self.demand.push_back(key);
+                }
+                waiters.push(then);
+                Found::Coming
+            }
+            None => {
+                let view = view.clone();
+                let slot = Slot::Coming { view, waiters: vec![then], blocked: None, ahead: 0 };
+                self.map.insert(key, slot);
+                self.demand.push_back(key);
+                Found::Missing
+            }
+        }
+    }
+
+    /// Takes note of an open for prediction and queues what should be filled next, up to `limit`
+    /// bytes filled ahead in all. Returns how many were queued, and regions that are not expected
+    /// to be opened any more.
+    pub(crate) fn look_ahead(
+        &mut self,
+        key: Key,
+        view: &Arc<View>,
+        limit: u64,
+    ) -> (usize, Vec<Region>) {
+        if matches!(key.item, Item::Record(_)) {
+            return (0, Vec::new());
+        }
+        let predictor = self.predictors.entry(group(key)).or_default();
+        let next = predictor.opened(key.number);
+        let stale: Vec<Key> = self
+            .unopened
+            .iter()
+            .filter(|k| group(**k) == group(key) && !predictor.expects(k.number))
+            .copied()
+            .collect();
+        let dropped = stale.into_iter().filter_map(|k| self.drop_ready(k)).collect();
+        let mut queued = 0;
+        for number in next {
+            let key = Key { number, ..key };
+            if self.map.contains_key(&key) {
+                continue;
+            }
+            let Ok(layout) = view.layout(key) else { break };
+            let ahead = Arena::charge(layout.size);
+            if self.ahead_bytes.saturating_add(ahead) > limit {
+                break;
+            }
+            self.ahead_bytes += ahead;
+            let view = view.clone();
+            self.map.insert(key, Slot::Coming { view, waiters: Vec::new(), blocked: None, ahead });
+            self.prefetch.push_back(key);
+            queued += 1;
+        }
+        (queued, dropped)
+    }
+
+    /// The next one to fill.
+    pub(crate) fn next_job(&mut self) -> Option<(Key, Arc<View>)> {
+        loop {
+            let key = self.demand.pop_front().or_else(|| self.prefetch.pop_front())?;
+            if let Some(Slot::Coming { view, .. }) = self.map.get(&key) {
+                return Some((key, view.clone()));
+            }
+        }
+    }
+
+    /// Whether anybody waits for `key`.
+    pub(crate) fn is_wanted(&self, key: Key) -> bool {
+        matches!(self.map.get(&key), Some(Slot::Coming { waiters, .. }) if !waiters.is_empty())
+    }
+
+    /// Sets an open aside until there is room again; returns since when it has been waiting.
+    pub(crate) fn block(&mut self, key: Key, now: Instant) -> Instant {
+        match self.map.get_mut(&key) {
+            Some(Slot::Coming { blocked, .. }) => {
+                let since = *blocked.get_or_insert(now);
+                self.blocked.push(key);
+                since
+            }
+            _ => now,
+        }
+    }
+
+    /// Since when `key` has found no room.
+    pub(crate) fn blocked_since(&self, key: Key) -> Option<Instant> {
+        match self.map.get(&key) {
+            Some(Slot::Coming { blocked, .. }) => *blocked,
+            _ => None,
+        }
+    }
+
+    /// A region was filled. Returns who waits for it; each of them pins it.
+    pub(crate) fn filled(&mut self, key: Key, region: Region) -> Vec<Then> {
+        let (waiters, ahead) = match self.map.remove(&key) {
+            Some(Slot::Coming { waiters, ahead, .. }) => (waiters, ahead),
+            _ => (Vec::new(), 0),
+        };
+        let pins = waiters.len();
+        self.map.insert(key, Slot::Ready { region, pins, ahead });
+        if pins == 0 {
+            self.unopened.push_back(key);
+        }
+        waiters
+    }
+
+    /// A region could not be filled. Returns who waits for it. The next open tries again.
+    pub(crate) fn failed(&mut self, key: Key) -> Vec<Then> {
+        match self.map.remove(&key) {
+            Some(Slot::Coming { waiters, ahead, .. }) => {
+                self.ahead_bytes -= ahead;
+                waiters
+            }
+            Some(ready) => {
+                self.map.insert(key, ready);
+                Vec::new()
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// A reader closed the region. Returns one that is kept no longer.
+    pub(crate) fn unpin(&mut self, key: Key) -> Option<Region> {
+        let Some(Slot::Ready { pins, .. }) = self.map.get_mut(&key) else { return None };
+        *pins = pins.saturating_sub(1);
+        if *pins > 0 {
+            return None;
+        }
+        self.released.push_back(key);
+        let mut same = self.released.iter().filter(|k| group(**k) == group(key));
+        let oldest = same.next().copied()?;
+        if same.count() < KEPT { None } else { self.drop_ready(oldest) }
+    }
+
+    /// Drops the region that is least likely to be opened: one that was closed, else, for an
+    /// open, the latest that was filled ahead.
+    pub(crate) fn evict(&mut self, for_open: bool) -> Option<(Region, bool)> {
+        if let Some(key) = self.released.front().copied() {
+            return self.drop_ready(key).map(|r| (r, false));
+        }
+        let key = self.unopened.back().copied().filter(|_| for_open)?;
+        self.drop_ready(key).map(|r| (r, true))
+    }
+
+    /// Drops everything that nobody has open.
+    pub(crate) fn evict_all(&mut self) -> Vec<Region> {
+        std::iter::from_fn(|| self.evict(true)).map(|(region, _)| region).collect()
+    }
+
+    fn drop_ready(&mut self, key: Key) -> Option<Region> {
+        self.released.retain(|k| *k != key);
+        self.unopened.retain(|k| *k != key);
+        match self.map.remove(&key) {
+            Some(Slot::Ready { region, pins: 0, ahead }) => {
+                self.ahead_bytes -= ahead;
+                Some(region)
+            }
+            Some(other) => {
+                self.map.insert(key, other);
+                None
+            }
+            None => None,
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Answers the kernel.
+
+use std::ffi::OsStr;
+use std::io;
+use std::sync::Arc;
+
+use batchfs_batch::Face;
+use fuser::{
+    BsdFileFlags, Errno, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request, TimeOrNow,
+};
+
+use crate::errno::{errno, kind};
+use crate::files::{Files, Open};
+use crate::node::Node;
+use crate::session::Delivery;
+use crate::tree::{Missing, Tree};
+
+const GENERATION: Generation = Generation(0);
+
+pub(crate) struct BatchFs {
+    tree: Arc<Tree>,
+    files: Arc<Files>,
+    /// Told what the kernel offers, before the first request.
+    offers_passthrough: Arc<std::sync::OnceLock<bool>>,
+}
+
+impl BatchFs {
+    pub(crate) fn new(
+        tree: Arc<Tree>,
+        offers_passthrough: Arc<std::sync::OnceLock<bool>>,
+    ) -> BatchFs {
+        BatchFs { tree, files: Arc::default(), offers_passthrough }
+    }
+
+    fn node(&self, ino: INodeNo) -> Result<Node, Errno> {
+        // Only a number that the kernel was told to forget, or never told, is unknown.
+        self.tree.inodes.node(ino.0).ok_or(Errno::ESTALE)
+    }
+}
+
+impl Filesystem for BatchFs {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Without it one slow lookup blocks its whole folder. Kernels that lack it are slower.
+        let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
+        let mut offered = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
+        // Both are needed, or every backing file is refused.
+        offered = offered && config.set_max_stack_depth(1).is_ok();
+        let _ = self.offers_passthrough.set(offered);
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let folder = match self.node(parent) {
+            Ok(folder) => folder,
+            Err(e) => return reply.error(e),
+        };
+        let found = match name.to_str() {
+            Some(name) => self.tree.lookup(folder, name),
+            None => Err(Missing::Plain),
+        };
+        let node = match found {
+            Ok(node) => node,
+            Err(Missing::Plain) => return reply.error(Errno::ENOENT),
+            Err(Missing::Because(why)) => {
+                self.tree.errors.add(kind(&why), &why);
+                return reply.error(errno(&why));
+            }
+        };
+        match self.tree.inodes.number(node, true) {
+            Some(ino) => {
+                let attr = self.tree.attr(ino, node);
+                // The name never means anything else, only the attributes may change.
+                let long = Tree::ttl(Node::Top(crate::node::Top::Root));
+                reply.entry_with_ttls(&Tree::ttl(node), &long, &attr, GENERATION);
+            }
+            None => {
+                self.tree.errors.add(
+                    Some("numbers"),
+                    "too many steps above 2^42 are in use at a time; close some",
+                );
+                reply.error(Errno::ENFILE);
+            }
+        }
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
+        self.tree.inodes.forget(ino.0, nlookup);
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        match self.node(ino) {
+            Ok(node) => reply.attr(&Tree::ttl(node), &self.tree.attr(ino.0, node)),
+            Err(e) => reply.error(e),
+        }
+    }
+
+    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        // The mount is read-only, yet a write open of a region would go past every seal.
+        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+            return reply.error(Errno::EROFS);
+        }
+        let node = match self.node(ino) {
+            Ok(node) => node,
+            Err(e) => return reply.error(e),
+        };
+        let key = match node {
+            Node::File(key) if key.face != Face::Json => key,
+            node => {
+                return match self.tree.text(node) {
+                    Some(text) => {
+                        let flags = if node.changes() {
+                            FopenFlags::FOPEN_DIRECT_IO
+                        } else {
+                            FopenFlags::FOPEN_KEEP_CACHE
+                        };
+                        self.files.open(Open::Text(text.into()), flags, reply);
+                    }
+                    None => reply.error(Errno::ENOENT),
+                };
+            }
+        };
+        let (tree, files) = (self.tree.clone(), self.files.clone());
+        let pass = self.tree.delivery.get() == Some(&Delivery::Passthrough);
+        self.tree.engine.open(key, &self.tree.view, move |made| match made {
+            Ok(batch) if pass => {
+                if let Err(e) = files.pass(ino.0, batch, reply) {
+                    let name = tree.view.name(key);
+                    tree.errors.add(None, format!("{name}: the kernel refused its region: {e}"));
+                }
+            }
+            Ok(batch) => {
+                let flags = FopenFlags::FOPEN_KEEP_CACHE;
+                files.open(Open::Region(Arc::new(batch)), flags, reply);
+            }
+            Err(why) => {
+                tree.errors.add(kind(&why), &why);
+                reply.error(errno(&why));
+            }
+        });
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let Some(file) = self.files.get(fh) else { return reply.error(Errno::EBADF) };
+        let bytes = file.bytes();
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+        let to = from.saturating_add(size as usize).min(bytes.len());
+        reply.data(&bytes[from..to]);
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.files.release(ino.0, fh);
+        reply.ok();
+    }
+
+    fn readdir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let folder = match self.node(ino) {
+            Ok(folder) => folder,
+            Err(e) => return reply.error(e),
+        };
+        self.tree.list(folder, offset, |name, node, next| {
+            let kind = if node.is_dir() { FileType::Directory } else { FileType::RegularFile };
+            // A number that has to be kept has no inode until it is looked up; any will do here.
+            let ino = self.tree.inodes.number(node, false).unwrap_or(u64::MAX);
+            reply.add(INodeNo(ino), next, kind, name)
+        });
+        reply.ok();
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        const BLOCK: u32 = 4096;
+        let (bytes, files) = self.tree.totals();
+        reply.statfs(bytes.div_ceil(BLOCK.into()).max(1), 0, 0, files, 0, BLOCK, 255, BLOCK);
+    }
+
+    fn getxattr(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _name: &OsStr,
+        _size: u32,
+        reply: ReplyXattr,
+    ) {
+        reply.error(Errno::ENODATA);
+    }
+
+    fn listxattr(&self, _req: &Request, _ino: INodeNo, size: u32, reply: ReplyXattr) {
+        if size == 0 { reply.size(0) } else { reply.data(&[]) }
+    }
+
+    fn setattr(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        _size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<std::time::SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<std::time::SystemTime>,
+        _chgtime: Option<std::time::SystemTime>,
+        _bkuptime: Option<std::time::SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+}

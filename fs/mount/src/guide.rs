@@ -1,0 +1,151 @@
+//! The texts that the mount writes about itself.
+
+use std::fmt::Write as _;
+
+use batchfs_batch::{Engine, Face, Item, View};
+use serde_json::json;
+
+use crate::session::Delivery;
+use crate::tree::Tree;
+
+/// `README.txt`: what this is and how to use it, with this dataset's own names.
+pub(crate) fn readme(view: &View) -> String {
+    let data = view.dataset();
+    let sampler = view.sampler();
+    let (batch, steps, len) = (sampler.local_batch(), sampler.steps_per_cycle(), data.len());
+    let first = data.streams().first().map_or("", |s| &s.name);
+    let mut out = String::new();
+    let mut say = |line: &str| {
+        out.push_str(line);
+        out.push('\n');
+    };
+    say("This folder is a dataset, mounted by batchfs. Every training batch is a file.");
+    say("");
+    say(&format!("  source   {}", data.origin().display()));
+    say(&format!("  records  {len} in each stream"));
+    say(&format!("  spec     {}", sampler.spec()));
+    say(&format!("  batch    {batch} records; {steps} steps make a cycle"));
+    say("");
+    say("The streams, and what a batch of each is:");
+    say("");
+    for stream in data.streams() {
+        let schema = stream.stream.schema();
+        let batchfs_store::Layout::Dense { item_shape } = &schema.layout;
+        let shape: Vec<String> = std::iter::once(batch)
+            .chain(item_shape.iter().copied())
+            .map(|d| d.to_string())
+            .collect();
+        say(&format!("  {:<16} {} ({})", stream.name, schema.dtype, shape.join(", ")));
+    }
+    say("");
+    say("What is where:");
+    say("");
+    for stream in data.streams() {
+        let name = &stream.name;
+        say(&format!(
+            "  {name}/batch/17          the batch of step 17: its bytes, C order, little-endian"
+        ));
+        if let Some(i) = data.number_of(name)
+            && view.has_face(Item::Batch(i), Face::Npy).is_ok()
+        {
+            say(&format!(
+                "  {name}/batch/17.npy      the same for numpy.load(..., mmap_mode=\"r\")"
+            ));
+        }
+        say(&format!("  {name}/batch/17.json     its dtype, shape, offsets and record ids"));
+        say(&format!("  {name}/record/5          one record, in the order of the source"));
+        say(&format!("  {name}/schema.json       what a record is"));
+        say("");
+    }
+    say("  index/17[.npy]           the record ids of step 17, uint64, the same for all streams");
+    say("  .batchfs/config.json     how this was mounted");
+    say("  .batchfs/metrics         counters and gauges, Prometheus text");
+    say("  .batchfs/errors          why an open or a read failed; the newest is last");
+    say("");
+    say("Any step from 0 to 18446744073709551615 can be opened; a listing shows one cycle.");
+    say("The same spec and step name the same bytes for ever: to resume a run, open the next");
+    say("step. Files never change, so nothing has to be watched or refreshed.");
+    say("");
+    say("In Python, with nothing but NumPy:");
+    say("");
+    say("  import numpy as np");
+    say(&format!("  x = np.load(\"{first}/batch/0.npy\", mmap_mode=\"r\")"));
+    say("");
+    say("In a shell:");
+    say("");
+    say(&format!("  od -A d -t u1 {first}/record/0 | head"));
+    say(&format!("  cat {first}/batch/0.json"));
+    out
+}
+
+/// `.batchfs/config.json`.
+pub(crate) fn config(tree: &Tree) -> String {
+    let view = &tree.view;
+    let arena = tree.engine.arena();
+    let streams: Vec<&str> = view.dataset().streams().iter().map(|s| s.name.as_str()).collect();
+    let (delivery, why) = match tree.delivery.get() {
+        Some(Delivery::Passthrough) => ("passthrough", None),
+        Some(Delivery::Cached { why }) => ("cached", Some(why.as_str())),
+        None => ("unknown", None),
+    };
+    let out = json!({
+        "format": "batchfs-mount",
+        "version": 1,
+        "batchfs": env!("CARGO_PKG_VERSION"),
+        "source": view.dataset().origin().to_string_lossy(),
+        "streams": streams,
+        "records": view.dataset().len(),
+        "spec": view.sampler().spec().to_string(),
+        "local_batch": view.sampler().local_batch(),
+        "steps_per_cycle": view.sampler().steps_per_cycle(),
+        "delivery": delivery,
+        "delivery_reason": why,
+        "memory_limit": arena.limit(),
+        "memory_backing": arena.backing().name(),
+        "pid": std::process::id(),
+    });
+    format!("{out:#}\n")
+}
+
+/// `.batchfs/metrics`, in the Prometheus text format.
+pub(crate) fn metrics(engine: &Engine) -> String {
+    // What readers have let go counts as theirs until it was looked at.
+    engine.arena().sweep();
+    let stats = engine.arena().stats();
+    let mut out = String::new();
+    let mut put = |name: &str, kind: &str, help: &str, value: u64| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "# HELP batchfs_{name} {help}");
+        let _ = writeln!(out, "# TYPE batchfs_{name} {kind}");
+        let _ = writeln!(out, "batchfs_{name} {value}");
+    };
+    for (name, help, value) in engine.metrics().all() {
+        let name = if name.ends_with("_bytes") {
+            format!("{}_bytes_total", name.trim_end_matches("_bytes"))
+        } else {
+            format!("{name}_total")
+        };
+        put(&name, "counter", help, value);
+    }
+    let gauges = [
+        (
+            "open_handles",
+            "Batches, records and indices that readers have open",
+            engine.open_handles() as u64,
+        ),
+        ("memory_limit_bytes", "The byte budget", stats.limit),
+        ("memory_used_bytes", "All regions together", stats.used),
+        (
+            "memory_live_bytes",
+            "Regions open, being filled, filled ahead or just closed",
+            stats.live,
+        ),
+        ("memory_outside_bytes", "Regions closed, and still mapped by readers", stats.outside),
+        ("memory_idle_bytes", "Regions kept for reuse", stats.idle),
+        ("memory_regions", "Number of regions", stats.regions),
+    ];
+    for (name, help, value) in gauges {
+        put(name, "gauge", help, value);
+    }
+    out
+}

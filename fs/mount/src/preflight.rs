@@ -1,0 +1,195 @@
+//! What can be wrong with a mount before it is tried, told in words.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+/// The filesystem type is `fuse.` and this.
+pub const SUBTYPE: &str = "batchfs";
+
+/// Why a folder cannot be mounted on, and the way out.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);
+
+fn refuse<T>(why: String) -> Result<T, Refusal> {
+    Err(Refusal(why))
+}
+
+/// The types of the filesystems mounted at exactly `dir`, the topmost last.
+fn mounted_at(dir: &Path) -> Vec<String> {
+    let Ok(table) = fs::read("/proc/self/mountinfo") else { return Vec::new() };
+    let wanted = dir.as_os_str().as_bytes();
+    table
+        .split(|b| *b == b'\n')
+        .filter_map(|line| {
+            let mut fields = line.split(|b| *b == b' ');
+            let point = unescape(fields.nth(4)?);
+            if point != wanted {
+                return None;
+            }
+            // After the optional fields comes a hyphen, then the type.
+            let kind = fields.skip_while(|f| *f != b"-").nth(1)?;
+            Some(String::from_utf8_lossy(kind).into_owned())
+        })
+        .collect()
+}
+
+/// Undoes the octal escapes of the mount table.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&b, tail)) = rest.split_first() {
+        let octal = tail
+            .get(..3)
+            .filter(|_| b == b'\\')
+            .and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
+        match octal {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(b);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// Whether the topmost filesystem at `dir` is a batchfs mount.
+pub fn is_ours(dir: &Path) -> bool {
+    mounted_at(dir).last().is_some_and(|kind| kind == &format!("fuse.{SUBTYPE}"))
+}
+
+/// Whether the filesystem at `dir` has lost its daemon.
+fn is_dead(dir: &Path) -> bool {
+    matches!(fs::metadata(dir), Err(e) if e.raw_os_error() == Some(libc::ENOTCONN))
+}
+
+/// The absolute path of `dir`, found without touching what is mounted there.
+fn absolute(dir: &Path) -> std::io::Result<PathBuf> {
+    let full = std::path::absolute(dir)?;
+    match (full.parent(), full.file_name()) {
+        (Some(parent), Some(name)) => Ok(fs::canonicalize(parent)?.join(name)),
+        _ => fs::canonicalize(&full),
+    }
+}
+
+/// Takes away batchfs mounts at `dir` whose daemon is dead, however many are stacked. Returns how
+/// many there were.
+///
+/// # Errors
+/// If a dead mount there is not ours, or may not be taken away, with the command that does it.
+pub fn clear_dead(dir: &Path) -> Result<usize, Refusal> {
+    let mut cleared = 0;
+    let Ok(full) = absolute(dir) else { return Ok(0) };
+    while is_dead(&full) {
+        let shown = full.display();
+        let by_hand = format!(
+            "take it away with `umount -l {shown}` as root, or `fusermount3 -uz {shown}` as the user who mounted it"
+        );
+        if !is_ours(&full) {
+            return refuse(format!(
+                "{shown}: a filesystem whose server has died is mounted there, and it is not batchfs; {by_hand}"
+            ));
+        }
+        if let Err(e) = crate::session::unmount(&full, true) {
+            return refuse(format!(
+                "{shown}: a batchfs mount whose daemon has died is in the way, and this user may not remove it ({e}); {by_hand}"
+            ));
+        }
+        cleared += 1;
+    }
+    Ok(cleared)
+}
+
+/// Checks that `dir` can be mounted on, and returns its canonical path.
+pub(crate) fn target(dir: &Path, source: &Path, nonempty: bool) -> Result<PathBuf, Refusal> {
+    let shown = dir.display();
+    let meta = match fs::metadata(dir) {
+        Ok(meta) => meta,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            return refuse(format!(
+                "{shown}: there is no such folder to mount on; make it with `mkdir -p {shown}`"
+            ));
+        }
+        Err(e) => return refuse(format!("{shown}: cannot be looked at: {e}")),
+    };
+    if !meta.is_dir() {
+        return refuse(format!("{shown}: is not a folder; a mount needs an empty folder"));
+    }
+    let full = fs::canonicalize(dir).map_err(|e| Refusal(format!("{shown}: {e}")))?;
+    if is_ours(&full) {
+        return refuse(format!(
+            "{shown}: a batchfs mount is there already; unmount it with `batchfs umount {shown}`, or choose another folder"
+        ));
+    }
+    if let Ok(source) = fs::canonicalize(source) {
+        let source =
+            if source.is_dir() { source } else { source.parent().unwrap_or(&source).to_owned() };
+        if full.starts_with(&source) || source.starts_with(&full) {
+            return refuse(format!(
+                "{shown}: the mount and its source {} may not lie inside one another; choose a folder elsewhere",
+                source.display()
+            ));
+        }
+    }
+    if !nonempty {
+        let mut entries =
+            fs::read_dir(&full).map_err(|e| Refusal(format!("{shown}: cannot be listed: {e}")))?;
+        if entries.next().is_some() {
+            return refuse(format!(
+                "{shown}: is not empty, and a mount would hide what is in it; choose an empty folder, or say --nonempty"
+            ));
+        }
+    }
+    Ok(full)
+}
+
+/// Checks that this process may mount.
+pub(crate) fn rights(allow_other: bool) -> Result<(), Refusal> {
+    let device = Path::new("/dev/fuse");
+    if let Err(e) = fs::OpenOptions::new().read(true).write(true).open(device) {
+        return refuse(match e.kind() {
+            ErrorKind::NotFound => "/dev/fuse is not there: load the module with `modprobe fuse`, or give it to the container with `--device /dev/fuse`".to_owned(),
+            ErrorKind::PermissionDenied => "/dev/fuse may not be opened by this user: run as root, or let root say `chmod 666 /dev/fuse`".to_owned(),
+            _ => format!("/dev/fuse cannot be opened ({e}): is the kernel's fuse module loaded?"),
+        });
+    }
+    if nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    if find_helper().is_none() {
+        return refuse("users other than root mount through fusermount3, which is not on the PATH: install the package fuse3".to_owned());
+    }
+    if allow_other {
+        let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+        if !conf.lines().any(|l| l.trim() == "user_allow_other") {
+            return refuse("--allow-other is for root, unless /etc/fuse.conf has a line `user_allow_other`: add it as root, or leave --allow-other away".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// The helper that mounts and unmounts for users.
+pub(crate) fn find_helper() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .flat_map(|dir| ["fusermount3", "fusermount"].map(|name| dir.join(name)))
+        .find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_tables_escapes_are_undone() {
+        assert_eq!(unescape(br"/mnt/a\040b\134c\011"), b"/mnt/a b\\c\t");
+        assert_eq!(unescape(br"/mnt/\08"), br"/mnt/\08");
+        assert!(mounted_at(Path::new("/proc")).last().is_some_and(|kind| kind == "proc"));
+    }
+}

@@ -1,0 +1,158 @@
+//! How a folder comes to be whole or not at all: it is written beside its target under a name
+//! that readers refuse, and gets its real name in one step at the end.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::sys::rename_without_replacing;
+use crate::write::sync_folder;
+use crate::{Error, Result};
+
+const MARK: &str = ".batchfs-tmp-";
+
+/// The folder of a writer at work. Dropped, it goes away with all that is in it.
+///
+/// It is locked (`flock`) as long as its writer lives, whatever way that ends, which is how
+/// the next writer of the same name knows what it may clean up.
+pub(crate) struct TempFolder {
+    dest: PathBuf,
+    path: PathBuf,
+    lock: Option<Flock<File>>,
+    published: bool,
+}
+
+impl TempFolder {
+    /// A folder beside `dest`. Removes what dead writers of `dest` left behind.
+    pub(crate) fn create(dest: &Path) -> Result<Self> {
+        if dest.symlink_metadata().is_ok() {
+            return Err(Error::Exists { path: dest.into() });
+        }
+        let name = dest.file_name().ok_or_else(|| {
+            let why = "is not a name that a store can have".into();
+            Error::Invalid { path: dest.into(), why }
+        })?;
+        if is_unfinished(dest) {
+            let why = "is a name of the kind that unfinished writers have; choose another".into();
+            return Err(Error::Invalid { path: dest.into(), why });
+        }
+        for left in leftovers(dest)? {
+            // Not being able to clean up is no reason not to write.
+            if let Ok(_lock) = try_lock(&left) {
+                let _ = fs::remove_dir_all(&left);
+            }
+        }
+        let io = |e| Error::io(dest, "cannot create a folder beside it to write to")(e);
+        loop {
+            let random = RandomState::new().build_hasher().finish() as u32;
+            let mut temp = prefix(name);
+            temp.push(format!("{}-{random:08x}", std::process::id()));
+            let path = dest.with_file_name(temp);
+            match fs::create_dir(&path) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(e) => return Err(io(e)),
+            }
+            // Between the two calls another writer may have taken it for a leftover.
+            match try_lock(&path) {
+                Ok(lock) if same(&lock, &path) => {
+                    return Ok(Self {
+                        dest: dest.into(),
+                        path,
+                        lock: Some(lock),
+                        published: false,
+                    });
+                }
+                Ok(_) => {}
+                Err(e)
+                    if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) => {}
+                Err(e) => {
+                    let _ = fs::remove_dir(&path);
+                    return Err(io(e));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn dest(&self) -> &Path {
+        &self.dest
+    }
+
+    /// Gives the folder its name. Its files must be on the disk already.
+    pub(crate) fn publish(&mut self) -> Result<()> {
+        sync_folder(&self.path, &self.dest)?;
+        rename_without_replacing(&self.path, &self.dest).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => Error::Exists { path: self.dest.clone() },
+            _ => Error::io(&self.dest, "cannot give the finished store its name")(e),
+        })?;
+        self.published = true;
+        let parent = parent(&self.dest);
+        sync_folder(parent, &self.dest)
+    }
+}
+
+impl Drop for TempFolder {
+    fn drop(&mut self) {
+        if !self.published {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+        drop(self.lock.take());
+    }
+}
+
+/// Folders that writers of `dest` have beside it: those at work, and what killed ones left. No
+/// reader opens them, and the next writer of `dest` removes those whose writer is dead.
+///
+/// # Errors
+/// [`Error::Io`] if the folder that `dest` is in cannot be listed.
+pub fn leftovers(dest: &Path) -> Result<Vec<PathBuf>> {
+    let (Some(name), parent) = (dest.file_name(), parent(dest)) else { return Ok(Vec::new()) };
+    let prefix = prefix(name);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(parent).map_err(Error::io(parent, "cannot list"))? {
+        let entry = entry.map_err(Error::io(parent, "cannot list"))?;
+        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) {
+            found.push(dest.with_file_name(entry.file_name()));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether a path is, by its name, the folder of a writer that has not finished.
+pub fn is_unfinished(path: &Path) -> bool {
+    path.file_name().and_then(OsStr::to_str).is_some_and(|n| n.starts_with('.') && n.contains(MARK))
+}
+
+fn prefix(name: &OsStr) -> OsString {
+    let mut prefix = OsString::from(".");
+    prefix.push(name);
+    prefix.push(MARK);
+    prefix
+}
+
+fn parent(dest: &Path) -> &Path {
+    match dest.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    }
+}
+
+fn try_lock(path: &Path) -> io::Result<Flock<File>> {
+    let folder = File::open(path)?;
+    Flock::lock(folder, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| e.into())
+}
+
+fn same(lock: &File, path: &Path) -> bool {
+    let id = |m: fs::Metadata| (m.dev(), m.ino());
+    matches!((lock.metadata().map(id), path.metadata().map(id)), (Ok(a), Ok(b)) if a == b)
+}

@@ -1,0 +1,290 @@
+use std::path::{Path, PathBuf};
+
+use crate::sys::{AtomicBits, physical_memory};
+use crate::{Error, GuardedFile, Result};
+
+/// When a record's bytes are held against its checksum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// The first time that this process reads it through this handle.
+    #[default]
+    First,
+    /// Every time.
+    Always,
+    /// Not at all: a damaged record is read as it is. Headers and the index are checked all the same.
+    Never,
+}
+
+/// Where a record lies: its shard, and its row there.
+///
+/// Records go to shards in stripes: `shard = (id / stripe) % shards` and
+/// `row = id / stripe / shards * stripe + id % stripe`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub(crate) records: u64,
+    pub(crate) shards: u32,
+    /// log2 of the records per stripe.
+    pub(crate) stripe_log2: u32,
+}
+
+impl Geometry {
+    #[inline]
+    pub(crate) fn locate(&self, id: u64) -> (u32, u64) {
+        let s = u64::from(self.shards);
+        let block = id >> self.stripe_log2;
+        let within = id & ((1 << self.stripe_log2) - 1);
+        ((block % s) as u32, ((block / s) << self.stripe_log2) + within)
+    }
+
+    /// The record at a place; the reverse of [`locate`](Self::locate).
+    pub(crate) fn id(&self, shard: u32, row: u64) -> u64 {
+        let block = (row >> self.stripe_log2) * u64::from(self.shards) + u64::from(shard);
+        (block << self.stripe_log2) + (row & ((1 << self.stripe_log2) - 1))
+    }
+
+    /// Rows of a shard.
+    pub(crate) fn rows(&self, shard: u32) -> u64 {
+        let stripe = 1u64 << self.stripe_log2;
+        let round = stripe * u64::from(self.shards);
+        let rest = self.records % round;
+        let mine = rest.saturating_sub(stripe * u64::from(shard)).min(stripe);
+        self.records / round * stripe + mine
+    }
+}
+
+/// Records of one size in the rows of one or more files: what `gather` is for dense data.
+pub struct Rows {
+    origin: PathBuf,
+    files: Vec<GuardedFile>,
+    geometry: Geometry,
+    item: usize,
+    /// Where row 0 starts, in every file.
+    start: u64,
+    /// Records that this handle has read, and checked if that was asked for.
+    seen: AtomicBits,
+    /// The files do not fit into memory well: announce every read, not only first ones.
+    announce: bool,
+}
+
+/// Bytes of a record to come that the processor is told of; it finds the rest by itself.
+const PREFETCH: usize = 512;
+/// Records and calls from these sizes on are copied past the caches: what such a call writes does
+/// not stay there until it is read.
+const LARGE_RECORD: usize = 16 << 10;
+const LARGE_CALL: usize = 4 << 20;
+
+impl Rows {
+    /// The rows of a single file, `records` of `item` bytes each from byte `start` on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they do not lie within the file, or `item` is 0.
+    pub fn single(file: GuardedFile, start: u64, records: u64, item: usize) -> Result<Self> {
+        let geometry = Geometry { records, shards: 1, stripe_log2: 0 };
+        Self::new(file.path().to_owned(), vec![file], geometry, start, item)
+    }
+
+    pub(crate) fn new(
+        origin: PathBuf,
+        files: Vec<GuardedFile>,
+        geometry: Geometry,
+        start: u64,
+        item: usize,
+    ) -> Result<Self> {
+        for (file, shard) in files.iter().zip(0..) {
+            let end = (item as u64)
+                .checked_mul(geometry.rows(shard))
+                .and_then(|bytes| bytes.checked_add(start));
+            if item == 0 || end.is_none_or(|end| end > file.len()) {
+                let why = "the records do not lie within the file".into();
+                return Err(Error::Invalid { path: file.path().to_owned(), why });
+            }
+        }
+        let announce = files.iter().map(GuardedFile::len).sum::<u64>() > physical_memory() / 2;
+        if announce {
+            files.iter().for_each(GuardedFile::random);
+        }
+        let seen = AtomicBits::new(geometry.records);
+        Ok(Self { origin, files, geometry, item, start, seen, announce })
+    }
+
+    /// Number of records.
+    pub fn len(&self) -> u64 {
+        self.geometry.records
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies records to `out` as [`Stream::gather`](crate::Stream::gather) does.
+    ///
+    /// # Errors
+    /// Those of [`Stream::gather`](crate::Stream::gather).
+    pub fn gather(&self, ids: &[u64], out: &mut [u8]) -> Result<()> {
+        self.gather_checked(ids, out, Verify::Never, |_, _| Ok(None))
+    }
+
+    /// As [`gather`](Self::gather); `check` says what is wrong with a record's bytes, and is asked
+    /// when `verify` says so.
+    pub(crate) fn gather_checked(
+        &self,
+        ids: &[u64],
+        out: &mut [u8],
+        verify: Verify,
+        check: impl Fn(u64, &[u8]) -> Result<Option<String>>,
+    ) -> Result<()> {
+        self.check_request(ids, out.len())?;
+        let all_seen = ids.iter().all(|id| self.seen.get(*id));
+        if !all_seen || self.announce {
+            self.announce(ids);
+        }
+
+        let ahead = (8192 / self.item).clamp(4, 16);
+        let past_cache = self.item >= LARGE_RECORD && out.len() >= LARGE_CALL;
+        let warm = all_seen && verify != Verify::Always;
+        for (i, (&id, out)) in ids.iter().zip(out.chunks_exact_mut(self.item)).enumerate() {
+            if let Some(&next) = ids.get(i + ahead) {
+                let (file, offset) = self.place(next);
+                file.prefetch(offset, self.item.min(PREFETCH));
+            }
+            let (file, offset) = self.place(id);
+            if warm {
+                if past_cache {
+                    file.copy_past_cache(offset, out);
+                } else {
+                    file.copy_to(offset, out);
+                }
+                continue;
+            }
+            file.copy_to(offset, out);
+            let due = match verify {
+                Verify::First => !self.seen.get(id),
+                Verify::Always => true,
+                Verify::Never => false,
+            };
+            if due && check(id, out)?.is_some() {
+                self.read_again(id, out, &check)?;
+            }
+            // A file that failed under the mapping is read again below, without this bit.
+            self.seen.set(id);
+        }
+
+        let damaged = if ids.len() < self.files.len() {
+            ids.iter().any(|id| self.place(*id).0.damaged())
+        } else {
+            self.files.iter().any(GuardedFile::damaged)
+        };
+        if damaged {
+            for (&id, out) in ids.iter().zip(out.chunks_exact_mut(self.item)) {
+                if self.place(id).0.damaged() {
+                    self.read_again(id, out, &check)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_request(&self, ids: &[u64], out: usize) -> Result<()> {
+        if ids.len().checked_mul(self.item) != Some(out) {
+            let why = format!(
+                "{} records of {} bytes do not make the {out} bytes of the buffer",
+                ids.len(),
+                self.item
+            );
+            return Err(Error::Invalid { path: self.origin.clone(), why });
+        }
+        match ids.iter().find(|id| **id >= self.len()) {
+            Some(&record) => {
+                Err(Error::NoSuchRecord { path: self.origin.clone(), record, len: self.len() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn place(&self, id: u64) -> (&GuardedFile, u64) {
+        let (shard, row) = self.geometry.locate(id);
+        (&self.files[shard as usize], self.start + row * self.item as u64)
+    }
+
+    /// Has the kernel read what is to come, in few calls and in the order of the disk.
+    fn announce(&self, ids: &[u64]) {
+        const GAP: u64 = 16 << 10;
+        let mut places: Vec<(u32, u64)> = ids
+            .iter()
+            .filter(|id| self.announce || !self.seen.get(**id))
+            .map(|id| self.geometry.locate(*id))
+            .collect();
+        places.sort_unstable();
+        let item = self.item as u64;
+        let mut rest = places.iter().copied().peekable();
+        while let Some((shard, row)) = rest.next() {
+            let begin = self.start + row * item;
+            let mut end = begin + item;
+            while let Some((_, row)) =
+                rest.next_if(|(s, row)| *s == shard && self.start + row * item <= end + GAP)
+            {
+                end = self.start + (row + 1) * item;
+            }
+            self.files[shard as usize].will_need(begin, (end - begin) as usize);
+        }
+    }
+
+    /// The slow and exact way, for a record whose bytes did not come right from the mapping.
+    #[cold]
+    fn read_again(
+        &self,
+        id: u64,
+        out: &mut [u8],
+        check: &impl Fn(u64, &[u8]) -> Result<Option<String>>,
+    ) -> Result<()> {
+        let (file, offset) = self.place(id);
+        let damaged = |why| {
+            let (shard, _) = self.geometry.locate(id);
+            Error::Damaged { path: self.origin.clone(), shard, record: id, why }
+        };
+        match file.read_at(offset, out) {
+            Ok(()) => match check(id, out)? {
+                None => Ok(()),
+                Some(why) => Err(damaged(why)),
+            },
+            Err(Error::BadStore { path, why }) => Err(damaged(format!("{} {why}", name_of(&path)))),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub(crate) fn files(&self) -> &[GuardedFile] {
+        &self.files
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_record_has_a_place_of_its_own_and_shards_are_dense() {
+        for (records, shards, stripe_log2) in
+            [(0, 4, 0), (1, 255, 3), (100, 1, 2), (1000, 7, 3), (64, 4, 4), (65, 4, 4), (17, 4, 5)]
+        {
+            let g = Geometry { records, shards, stripe_log2 };
+            let mut rows = vec![0; shards as usize];
+            for id in 0..records {
+                let (shard, row) = g.locate(id);
+                assert_eq!(row, rows[shard as usize], "{g:?} {id}");
+                rows[shard as usize] += 1;
+                assert_eq!(g.id(shard, row), id);
+            }
+            assert_eq!(rows, (0..shards).map(|s| g.rows(s)).collect::<Vec<_>>(), "{g:?}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::ptr;
+use std::sync::atomic::{Ordering::Acquire, fence};
+
+use super::guard::Slot;
+
+/// A read-only shared mapping of a file's first `len` bytes, guarded against SIGBUS.
+pub(crate) struct Mapping {
+    start: *const u8,
+    len: usize,
+    slot: &'static Slot,
+    /// The last byte of the last page that is not zero, or else the last byte, and where it is.
+    ///
+    /// Cutting a file raises no SIGBUS in the page that the new end falls into: the kernel fills
+    /// that page's rest with zeros. But a cut before the last page takes this byte's page away, and
+    /// one inside of it either clears this byte or takes nothing but zeros, which read as zeros
+    /// still.
+    canary: (usize, u8),
+}
+
+// SAFETY: the memory is only read, by copying, and unmapped only by the owner's drop.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the flag in the slot is atomic.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `file`, or gives `None` where it cannot be mapped or guarded: nothing
+    /// to map, a filesystem without mappings, too many mappings. Then `pread` is the way.
+    pub(crate) fn new(file: &File, len: usize) -> io::Result<Option<Self>> {
+        if len == 0 {
+            return Ok(None);
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let at = unsafe {
+            libc::mmap(ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        if at == libc::MAP_FAILED {
+            let e = io::Error::last_os_error();
+            return match e.raw_os_error() {
+                Some(libc::ENODEV | libc::EACCES | libc::ENOMEM) => Ok(None),
+                _ => Err(e),
+            };
+        }
+        let unmap = || {
+            // SAFETY: the mapping made above, which nobody else knows.
+            unsafe { libc::munmap(at, len) };
+        };
+        match Slot::register(at as usize, at as usize + len) {
+            Ok(Some(slot)) => {
+                let mut map = Self { start: at.cast(), len, slot, canary: (len - 1, 0) };
+                let page = (len - 1) / page_size() * page_size();
+                let mut last = vec![0; len - page];
+                file.read_exact_at(&mut last, page as u64)?;
+                if let Some(i) = last.iter().rposition(|b| *b != 0) {
+                    map.canary = (page + i, last[i]);
+                }
+                Ok(Some(map))
+            }
+            Ok(None) => {
+                unmap();
+                Ok(None)
+            }
+            Err(e) => {
+                unmap();
+                Err(e)
+            }
+        }
+    }
+
+    /// Whether the file failed under the mapping. What was copied before a look that says `true`
+    /// may be zeros; what was copied before one that says `false` is what the file held.
+    #[inline]
+    pub(crate) fn damaged(&self) -> bool {
+        let (at, value) = self.canary;
+        // Orders the copies before the look at the canary, and that before the look at the flag,
+        // which it may raise.
+        fence(Acquire);
+        // SAFETY: inside of the mapping; volatile, since the file may change under it.
+        if unsafe { self.start.add(at).read_volatile() } != value {
+            self.slot.set_damaged();
+        }
+        fence(Acquire);
+        self.slot.damaged()
+    }
+
+    /// Copies from `offset` on. What it copied counts only once [`damaged`](Self::damaged) said no.
+    ///
+    /// # Panics
+    /// If the range is not inside of the mapping.
+    #[inline]
+    pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) {
+        self.check(offset, out.len());
+        // SAFETY: the source was checked to be inside of the mapping, which lives as long as
+        // `self`; `out` is exclusive, so the two do not overlap. A fault is handled by the guard.
+        unsafe { ptr::copy_nonoverlapping(self.start.add(offset), out.as_mut_ptr(), out.len()) };
+    }
+
+    /// As [`copy_to`](Self::copy_to), past the caches.
+    ///
+    /// # Panics
+    /// If the range is not inside of the mapping.
+    pub(crate) fn copy_past_cache(&self, offset: usize, out: &mut [u8]) {
+        self.check(offset, out.len());
+        // SAFETY: as in `copy_to`.
+        unsafe { super::stream::copy(self.start.add(offset), out.as_mut_ptr(), out.len()) };
+    }
+
+    /// Asks the processor to have `len` bytes from `offset` on in its cache soon. Never faults.
+    #[inline]
+    pub(crate) fn prefetch(&self, offset: usize, len: usize) {
+        self.check(offset, len);
+        for line in (0..len).step_by(64) {
+            // SAFETY: inside of the mapping, as checked.
+            let p = unsafe { self.start.add(offset + line) };
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a hint, which neither faults nor changes anything; SSE is in the baseline.
+            unsafe {
+                use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(p.cast());
+            }
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: a hint, which neither faults nor changes anything.
+            unsafe {
+                core::arch::asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, readonly, preserves_flags));
+            }
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+            let _ = p;
+        }
+    }
+
+    /// Asks the kernel to read the pages of the range in. Only a hint: errors are of no interest.
+    pub(crate) fn will_need(&self, offset: usize, len: usize) {
+        self.advise(offset, len, libc::MADV_WILLNEED);
+    }
+
+    /// Tells the kernel that nothing is gained by reading around a missing page.
+    pub(crate) fn random(&self) {
+        self.advise(0, self.len, libc::MADV_RANDOM);
+    }
+
+    fn advise(&self, offset: usize, len: usize, advice: libc::c_int) {
+        self.check(offset, len);
+        let first = offset - offset % page_size();
+        // SAFETY: the range lies in our mapping, whose start is page-aligned; these advices change
+        // no contents.
+        unsafe {
+            libc::madvise(self.start.add(first).cast_mut().cast(), offset + len - first, advice)
+        };
+    }
+
+    #[inline]
+    fn check(&self, offset: usize, len: usize) {
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= self.len),
+            "read beyond the end of a mapping"
+        );
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.slot.unregister();
+        // SAFETY: made by mmap in `new` with this length, and `self` was its only user.
+        unsafe { libc::munmap(self.start.cast_mut().cast(), self.len) };
+    }
+}
+
+fn page_size() -> usize {
+    // SAFETY: sysconf only looks a number up.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Bytes of memory that this machine has.
+pub(crate) fn physical_memory() -> u64 {
+    // SAFETY: sysconf only looks a number up.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    u64::try_from(pages).unwrap_or(0).saturating_mul(page_size() as u64)
+}

@@ -1,0 +1,15 @@
+//! The one home of this crate's `unsafe`: mappings of files and the guard around them.
+//!
+//! A mapping is only ever read by copying out of it, never through a reference: another process
+//! may change or cut the file at any time.
+#![allow(unsafe_code)]
+
+mod bits;
+mod guard;
+mod map;
+mod rename;
+mod stream;
+
+pub(crate) use bits::AtomicBits;
+pub(crate) use map::{Mapping, physical_memory};
+pub(crate) use rename::rename_without_replacing;

@@ -1,0 +1,147 @@
+//! A file that is cut short while it is mapped is an error, and the process lives on.
+#![allow(clippy::unwrap_used)]
+mod common;
+
+use std::fs::{self, File};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use batchfs_store::{DType, Error, OpenOptions, Schema, Store, Verify};
+use common::{gather, noise, options, write};
+
+const RECORDS: u64 = 4000;
+
+#[test]
+fn a_shard_cut_short_is_an_error_for_its_records_alone() {
+    for verify in [Verify::First, Verify::Always, Verify::Never] {
+        let dir = tempfile::tempdir().unwrap();
+        let dest = dir.path().join("s");
+        let data = noise(RECORDS as usize * 64, 1);
+        write(&dest, Schema::dense(DType::UInt8, [64]), options(2, 1), &data);
+        let store = Store::open(&dest, OpenOptions { verify }).unwrap();
+        let all: Vec<u64> = (0..RECORDS).collect();
+        assert!(gather(&store, &all).unwrap() == data);
+
+        // Rows 0..1000 of shard 1 stay: records 1, 3 … 1999.
+        let shard = dest.join("data-001.npy");
+        File::options().write(true).open(&shard).unwrap().set_len(4096 + 1000 * 64).unwrap();
+        for _ in 0..2 {
+            let e = gather(&store, &all).unwrap_err();
+            assert!(matches!(e, Error::Damaged { shard: 1, record: 2001, .. }), "{e}");
+            assert!(e.to_string().contains("data-001.npy is cut short"), "{e}");
+        }
+        let even: Vec<u64> = (0..RECORDS).step_by(2).collect();
+        assert!(gather(&store, &even).is_ok());
+        let kept = gather(&store, &[1, 1999]).unwrap();
+        assert_eq!(kept, [&data[64..128], &data[1999 * 64..2000 * 64]].concat());
+    }
+}
+
+/// The rest of the page that the new end falls into reads as zeros, without a signal.
+#[test]
+fn a_cut_inside_of_a_page_is_seen_by_the_records_in_its_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    for (rows, cut) in [(1000, 500), (1000, 999), (1000, 990), (10, 5), (64, 63), (65, 64)] {
+        let dest = dir.path().join(format!("s{rows}-{cut}"));
+        let data = noise(rows * 64, 1);
+        write(&dest, Schema::dense(DType::UInt8, [64]), options(1, 1), &data);
+        let store = Store::open(&dest, OpenOptions::default()).unwrap();
+        let all: Vec<u64> = (0..rows as u64).collect();
+        gather(&store, &all).unwrap();
+        let shard = File::options().write(true).open(dest.join("data-000.npy")).unwrap();
+        shard.set_len(4096 + cut as u64 * 64 + 60).unwrap();
+        let e = gather(&store, &[cut as u64]).unwrap_err();
+        assert!(matches!(e, Error::Damaged { record, .. } if record == cut as u64), "{e}");
+        assert_eq!(gather(&store, &[0]).unwrap(), data[..64]);
+    }
+}
+
+#[test]
+fn zeros_cut_off_a_tail_of_zeros_are_right_values_or_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let dest = dir.path().join("s");
+    let mut data = noise(64 * 64, 1);
+    data[3000..].fill(0);
+    write(&dest, Schema::dense(DType::UInt8, [64]), options(1, 1), &data);
+    let store = Store::open(&dest, OpenOptions::default()).unwrap();
+    let all: Vec<u64> = (0..64).collect();
+    gather(&store, &all).unwrap();
+    for keep in [4095, 3000, 2999, 100] {
+        let shard = File::options().write(true).open(dest.join("data-000.npy")).unwrap();
+        shard.set_len(4096 + keep).unwrap();
+        assert!(gather(&store, &all).is_ok_and(|got| got == data) || keep < 3000);
+        assert!(gather(&store, &all).is_ok() == (keep >= 3000));
+    }
+}
+
+#[test]
+fn an_index_cut_short_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let dest = dir.path().join("s");
+    let data = noise(20_000, 1);
+    write(&dest, Schema::dense(DType::UInt8, []), options(2, 64), &data);
+    let store = Store::open(&dest, OpenOptions { verify: Verify::Always }).unwrap();
+    assert_eq!(gather(&store, &[0, 9000]).unwrap(), [data[0], data[9000]]);
+    File::options().write(true).open(dest.join("index.bin")).unwrap().set_len(70_000).unwrap();
+    let e = gather(&store, &[9000]).unwrap_err().to_string();
+    assert!(e.contains("index.bin") && e.contains("cut short"), "{e}");
+    // The first block is still there, and checks out.
+    assert_eq!(gather(&store, &[1]).unwrap(), [data[1]]);
+}
+
+#[test]
+fn a_replaced_shard_is_not_read_for_the_one_that_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dest = dir.path().join("s");
+    write(&dest, Schema::dense(DType::UInt8, [64]), options(1, 1), &noise(64_000, 1));
+    let store = Store::open(&dest, OpenOptions { verify: Verify::Never }).unwrap();
+    let shard = dest.join("data-000.npy");
+    let bytes = fs::read(&shard).unwrap();
+    File::options().write(true).open(&shard).unwrap().set_len(0).unwrap();
+    fs::remove_file(&shard).unwrap();
+    fs::write(&shard, vec![0; bytes.len()]).unwrap();
+    let e = gather(&store, &[900]).unwrap_err().to_string();
+    assert!(e.contains("was replaced"), "{e}");
+}
+
+#[test]
+fn a_store_that_was_renamed_or_deleted_can_be_read_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let dest = dir.path().join("s");
+    let data = noise(64_000, 1);
+    write(&dest, Schema::dense(DType::UInt8, [64]), options(4, 1), &data);
+    let store = Store::open(&dest, OpenOptions::default()).unwrap();
+    fs::remove_dir_all(&dest).unwrap();
+    assert!(gather(&store, &(0..1000).collect::<Vec<_>>()).unwrap() == data);
+}
+
+/// Threads read warm records while the file is cut: each call gives right bytes or an error.
+#[test]
+fn a_cut_in_the_middle_of_reads_never_shows_zeros() {
+    for round in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        let dest = dir.path().join("s");
+        let data = noise(RECORDS as usize * 64, round);
+        write(&dest, Schema::dense(DType::UInt8, [64]), options(2, 1), &data);
+        let store = Store::open(&dest, OpenOptions::default()).unwrap();
+        let all: Vec<u64> = (0..RECORDS).collect();
+        gather(&store, &all).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        if let Ok(got) = gather(&store, &all) {
+                            assert!(got == data, "other values");
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            let shard = File::options().write(true).open(dest.join("data-000.npy")).unwrap();
+            shard.set_len(8192).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(gather(&store, &all).is_err());
+    }
+}

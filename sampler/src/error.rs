@@ -1,0 +1,100 @@
+//! What can be wrong with a spec, by itself or for the data at hand.
+
+use crate::spec::Mode;
+use thiserror::Error;
+
+/// Why a spec was refused. Every message names the values and says what would be accepted.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SpecError {
+    /// An item is not `key=value`.
+    #[error("{item:?} is not key=value; a spec reads like mode=cyclic,batch=256,seed=42")]
+    NotKeyValue {
+        /// The item as given.
+        item: String,
+    },
+    /// A key that does not exist.
+    #[error("unknown key {key:?}{}; the keys are mode, batch, seed, remainder, rank, world", did_you_mean(*.nearest))]
+    UnknownKey {
+        /// The key as given.
+        key: String,
+        /// The key that is spelled most like it, if one is close.
+        nearest: Option<&'static str>,
+    },
+    /// A key given twice.
+    #[error("the key {key} is given twice")]
+    DuplicateKey {
+        /// The key.
+        key: &'static str,
+    },
+    /// A value that its key does not take.
+    #[error("{key}={value:?} is not valid; {key} takes {allowed}")]
+    BadValue {
+        /// The key.
+        key: &'static str,
+        /// The value as given.
+        value: String,
+        /// What the key takes, in words.
+        allowed: &'static str,
+    },
+    /// `batch=0`.
+    #[error("batch=0 is not valid; a batch has at least 1 record")]
+    ZeroBatch,
+    /// `world=0`.
+    #[error("world=0 is not valid; there is at least 1 rank")]
+    ZeroWorld,
+    /// A rank outside the world.
+    #[error("rank={rank} does not exist in world={world}; ranks count from 0 to world - 1 = {}", world.saturating_sub(1))]
+    RankOutOfRange {
+        /// The rank.
+        rank: u64,
+        /// The number of ranks.
+        world: u64,
+    },
+    /// A global batch that the ranks cannot share equally.
+    #[error(
+        "batch={batch} does not divide among world={world} ranks; \
+         batch counts the records of all ranks together and must be a multiple of world"
+    )]
+    Indivisible {
+        /// The global batch.
+        batch: u64,
+        /// The number of ranks.
+        world: u64,
+    },
+    /// `remainder` with a mode that has none.
+    #[error(
+        "remainder has no meaning with mode={mode}; only mode=cyclic has one, leave the key out"
+    )]
+    RemainderWithoutCycle {
+        /// The mode.
+        mode: Mode,
+    },
+    /// A batch larger than the random stream of one step.
+    #[error(
+        "batch={batch} is too large for mode=iid; at most 2^61 = 2305843009213693952 records can be drawn in a step"
+    )]
+    IidBatchTooLarge {
+        /// The global batch.
+        batch: u64,
+    },
+    /// No records.
+    #[error("the data has 0 records; there is nothing to sample")]
+    EmptyData,
+    /// A batch larger than the data, in a mode that would then repeat records within a batch.
+    #[error(
+        "batch={batch} is larger than the data's {len} records, and mode={mode} would repeat records within a batch; \
+         take a batch of at most {len}, or mode=iid, which draws with replacement"
+    )]
+    BatchLargerThanData {
+        /// The global batch.
+        batch: u64,
+        /// The number of records.
+        len: u64,
+        /// The mode.
+        mode: Mode,
+    },
+}
+
+fn did_you_mean(nearest: Option<&'static str>) -> String {
+    nearest.map(|key| format!(" (did you mean {key}?)")).unwrap_or_default()
+}

@@ -1,0 +1,32 @@
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::args::Umount;
+
+/// How long to wait for the daemon to end, which it does as soon as the kernel lets go.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+pub fn run(args: &Umount) -> anyhow::Result<ExitCode> {
+    let dir = std::path::absolute(&args.dir)?;
+    if batchfs_mount::clear_dead(&dir)? > 0 && !batchfs_mount::is_ours(&dir) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // A dead or symlinked path cannot be resolved; a live one can.
+    let dir = std::fs::canonicalize(&dir).unwrap_or(dir);
+    let daemon = daemon_of(&dir);
+    batchfs_mount::unmount(&dir, args.lazy)?;
+    if let Some(pid) = daemon
+        && !args.lazy
+    {
+        let since = Instant::now();
+        while std::path::Path::new(&format!("/proc/{pid}")).exists() && since.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn daemon_of(dir: &std::path::Path) -> Option<u64> {
+    let config = std::fs::read(dir.join(".batchfs/config.json")).ok()?;
+    serde_json::from_slice::<serde_json::Value>(&config).ok()?["pid"].as_u64()
+}

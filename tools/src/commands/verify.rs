@@ -1,0 +1,50 @@
+use std::process::ExitCode;
+
+use batchfs_store::{OpenOptions, Store, Verify as When, verify};
+
+use super::dataset;
+use crate::args::Verify;
+use crate::progress;
+
+pub fn run(args: &Verify) -> anyhow::Result<ExitCode> {
+    let data = dataset(&args.path, When::Never)?;
+    let mut whole = true;
+    for stream in data.streams() {
+        let path = stream.stream.origin();
+        if !path.is_dir() {
+            println!(
+                "{}: a .npy file has no checksums; its length fits its header",
+                path.display()
+            );
+            continue;
+        }
+        let bytes = Store::open(path, OpenOptions::verify(When::Never))?.payload_bytes();
+        let bar = progress::bytes(bytes, "verifying");
+        let report = verify(path, &|done| bar.inc(done))?;
+        bar.finish_and_clear();
+        for problem in &report.first {
+            println!("{problem}");
+        }
+        let unlisted = report.problems - report.first.len() as u64;
+        if unlisted > 0 {
+            println!("{}: and {unlisted} more", path.display());
+        }
+        if report.is_whole() {
+            println!(
+                "{}: {} records, {} bytes: whole",
+                path.display(),
+                report.records,
+                report.bytes
+            );
+        } else {
+            println!(
+                "{}: {} problem(s) in {} records",
+                path.display(),
+                report.problems,
+                report.records
+            );
+            whole = false;
+        }
+    }
+    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
