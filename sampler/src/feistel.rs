@@ -1,6 +1,6 @@
 //! The keyed bijection for many records: a Feistel network over two digits of unlike base.
 //!
-//! A position below `a * b` is `left * b + right`. Odd rounds add a hash of one digit to the other, modulo the other's
+//! A position below `a * b` is `left * b + right`. Each round adds a hash of one digit to the other, modulo the other's
 //! base, so that each round can be undone and the whole is a permutation of `0..a * b`. It is cut down to `0..len` by
 //! cycle walking: a value of `len` or more goes through again. `a * b - len < a`, so about one in `sqrt(len)` does.
 //!
@@ -13,7 +13,7 @@ use rand_chacha::rand_core::Rng;
 const KEY: &str = "order-1 feistel";
 /// Up to this length digits are below 2^15 and the hash has 16 bits.
 const NARROW: u64 = 1 << 30;
-/// The most rounds of both widths. Small digits take more of them to mix.
+/// The rounds of both widths. Small digits take more of them to mix.
 const NARROW_ROUNDS: usize = 12;
 const WIDE_ROUNDS: usize = 8;
 /// The kernel for 32 bits needs a sign bit beside its digits.

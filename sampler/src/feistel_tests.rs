@@ -135,8 +135,7 @@ fn few_records_are_well_mixed() {
             before = Some(ids);
         }
         // Neighbours are never equal.
-        let seen =
-            [&first[..], &near[1..], &below[1..], &epochs[..]].map(|counts| deviation(counts));
+        let seen = [&first[..], &near[1..], &below[1..], &epochs[..]].map(deviation);
         assert!(seen.iter().all(|z| z.abs() < 4.5), "length {len}: {seen:.1?}");
         // Sums of four are uniform only in the limit of many records.
         if len > 500 {

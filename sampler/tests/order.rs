@@ -1,5 +1,7 @@
 //! Properties of the order: permutations, ranks, resuming, any step.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use batchfs_sampler::{Sampler, Spec};
 use proptest::prelude::*;
 use std::collections::HashMap;

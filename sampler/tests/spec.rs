@@ -1,5 +1,7 @@
 //! The spec's grammar, its canonical spelling and its refusals.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use batchfs_sampler::{Mode, Remainder, Sampler, Spec, SpecError};
 use proptest::prelude::*;
 

@@ -1,5 +1,7 @@
 //! The quality of the order, with fixed seeds: what passes once passes always.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use batchfs_sampler::Sampler;
 
 /// Chi-square against equal counts as a number of standard deviations from what chance gives.

@@ -26,10 +26,19 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("batchfs: {error:#}");
+            eprintln!("batchfs: {}", told(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The error and its causes on one line; most errors say their cause themselves.
+fn told(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, next| match said.as_str() {
+        "" => next,
+        said if said.contains(&next) => said.to_owned(),
+        said => format!("{said}: {next}"),
+    })
 }
 
 /// `batchfs ids … | head` is no failure.

@@ -83,16 +83,6 @@ impl Header {
         json
     }
 
-    /// Reads the header's bytes and what they mean; they are to be trusted only once the seal
-    /// was compared.
-    pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-        let meta = path.metadata().map_err(Error::io(path, "cannot open"))?;
-        if !meta.is_file() || meta.len() > MAX_HEADER {
-            return Err(bad(path, "is not a store's header".into()));
-        }
-        std::fs::read(path).map_err(Error::io(path, "cannot read"))
-    }
-
     /// Refuses what is no store, or one of another version.
     pub(crate) fn check_version(path: &Path, json: &[u8]) -> Result<()> {
         let Preamble { format, version } = serde_json::from_slice(json)
@@ -195,6 +185,15 @@ pub(crate) fn seal(json: &[u8], block_sums: &[u64]) -> String {
     all.extend_from_slice(json);
     all.extend(block_sums.iter().flat_map(|sum| sum.to_le_bytes()));
     format!("{} {:016x}\n", hash::NAME, hash::of(&all))
+}
+
+/// The bytes of `batchfs.json` or `seal`.
+pub(crate) fn read_small(path: &Path) -> Result<Vec<u8>> {
+    let meta = path.metadata().map_err(Error::io(path, "cannot open"))?;
+    if !meta.is_file() || meta.len() > MAX_HEADER {
+        return Err(bad(path, "is not what a store has under this name".into()));
+    }
+    std::fs::read(path).map_err(Error::io(path, "cannot read"))
 }
 
 pub(crate) fn bad(path: &Path, why: String) -> Error {

@@ -1,9 +1,8 @@
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::header::{HEADER, Header, SEAL, bad, seal, shard_name};
+use crate::header::{HEADER, Header, SEAL, bad, read_small, seal, shard_name};
 use crate::index::Index;
 use crate::rows::{Rows, Verify};
 use crate::{Codec, Error, GuardedFile, Result, Schema, Stream, hash, is_unfinished};
@@ -46,7 +45,7 @@ impl Store {
             return Err(bad(path, why));
         }
         let head = path.join(HEADER);
-        let json = Header::read(&head).map_err(|e| match &e {
+        let json = read_small(&head).map_err(|e| match &e {
             Error::Io { source, .. }
                 if source.kind() == io::ErrorKind::NotFound && path.is_dir() =>
             {
@@ -56,7 +55,7 @@ impl Store {
         })?;
         Header::check_version(&head, &json)?;
         let found = path.join(SEAL);
-        let text = fs::read(&found).map_err(Error::io(&found, "cannot read"))?;
+        let text = read_small(&found)?;
         let header = Header::parse(&head, &json)?;
         let index = Index::open(path, header.geometry.records)?;
         if text != seal(&json, index.block_sums()).as_bytes() {

@@ -7,15 +7,28 @@ use std::path::{Path, PathBuf};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::uio::pwritev;
 
+use crate::sys::start_writeback;
 use crate::{Error, Result};
 
 /// A new file that is written from front to end.
+///
+/// Small pieces are collected; large ones are written from where they are.
 pub(crate) struct Output {
     file: File,
     /// What errors are about: the target, since the file itself is gone after an error.
     told: PathBuf,
+    /// Bytes written to the file, without those collected.
     at: u64,
+    collected: Vec<u8>,
+    /// Up to where the kernel was asked to begin with the way to the disk.
+    pushed: u64,
 }
+
+/// Pieces below this are collected, up to that.
+const SMALL: usize = 64 << 10;
+const COLLECT: usize = 256 << 10;
+/// The way to the disk begins in steps of this, so that little is left for the end.
+const PUSH: u64 = 8 << 20;
 
 const WRITE: &str = "cannot write the store, nothing of it was published";
 
@@ -26,7 +39,7 @@ impl Output {
             .create_new(true)
             .open(path)
             .map_err(Error::io(told, WRITE))?;
-        Ok(Self { file, told: told.into(), at: 0 })
+        Ok(Self { file, told: told.into(), at: 0, collected: Vec::new(), pushed: 0 })
     }
 
     /// A whole file, on the disk.
@@ -46,8 +59,28 @@ impl Output {
     }
 
     pub(crate) fn append_all(&mut self, parts: &mut [IoSlice<'_>]) -> Result<()> {
-        let n = write_all(&self.file, parts, self.at).map_err(Error::io(&self.told, WRITE))?;
-        self.at += n;
+        if parts.iter().map(|p| p.len()).sum::<usize>() < SMALL {
+            parts.iter().for_each(|p| self.collected.extend_from_slice(p));
+            return if self.collected.len() < COLLECT { Ok(()) } else { self.flush() };
+        }
+        self.flush()?;
+        self.write(parts)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let mut collected = std::mem::take(&mut self.collected);
+        self.write(&mut [IoSlice::new(&collected)])?;
+        collected.clear();
+        self.collected = collected;
+        Ok(())
+    }
+
+    fn write(&mut self, parts: &mut [IoSlice<'_>]) -> Result<()> {
+        self.at += write_all(&self.file, parts, self.at).map_err(Error::io(&self.told, WRITE))?;
+        if self.at - self.pushed >= PUSH {
+            start_writeback(&self.file, self.pushed, self.at - self.pushed);
+            self.pushed = self.at;
+        }
         Ok(())
     }
 
@@ -57,7 +90,9 @@ impl Output {
             .map_err(Error::io(&self.told, WRITE))
     }
 
-    pub(crate) fn sync(&self) -> Result<()> {
+    /// Brings all of it to the disk.
+    pub(crate) fn sync(&mut self) -> Result<()> {
+        self.flush()?;
         self.file.sync_all().map_err(Error::io(&self.told, WRITE))
     }
 }

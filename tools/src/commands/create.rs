@@ -20,6 +20,10 @@ pub fn run(args: &Create) -> anyhow::Result<ExitCode> {
     let source = batchfs_source::NpyFile::open(&args.from)?;
     let schema = source.schema().clone();
     let item = schema.item_bytes().context("a record is larger than 2^64 bytes")?;
+    if let Some(parent) = args.dest.parent() {
+        std::fs::create_dir_all(parent)
+            .with_context(|| format!("{}: cannot be made", parent.display()))?;
+    }
     let options = WriteOptions { shards: args.shards, ..WriteOptions::default() };
     let mut writer = StoreWriter::create(&args.dest, schema.clone(), options)?;
     let bar = progress::bytes(item * source.len(), "writing");

@@ -9,7 +9,9 @@ mod guard;
 mod map;
 mod rename;
 mod stream;
+mod writeback;
 
 pub(crate) use bits::AtomicBits;
 pub(crate) use map::{Mapping, physical_memory};
 pub(crate) use rename::rename_without_replacing;
+pub(crate) use writeback::start_writeback;
