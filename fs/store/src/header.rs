@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rows::Geometry;
+use crate::geometry::Geometry;
 use crate::{Codec, DType, Error, Layout, Result, Schema, hash};
 
 pub(crate) const HEADER: &str = "batchfs.json";

@@ -32,6 +32,7 @@ mod codec;
 mod dataset;
 mod dtype;
 mod error;
+mod geometry;
 mod guarded;
 mod hash;
 mod header;

@@ -6,10 +6,10 @@ use std::time::SystemTime;
 
 use rayon::prelude::*;
 
+use crate::geometry::{Geometry, Run};
 use crate::header::{HEADER, Header, SEAL, seal, shard_name};
 use crate::index::IndexWriter;
 use crate::publish::TempFolder;
-use crate::rows::Geometry;
 use crate::write::{Output, sync_folder};
 use crate::{Codec, Error, Result, Schema, hash};
 
@@ -216,7 +216,7 @@ impl StoreWriter {
         grown.geometry.records += (bytes.len() / self.item) as u64;
         grown.check_sizes().map_err(|why| Error::Invalid { path: self.place.told(), why })?;
 
-        let runs = runs(grown.geometry, first, bytes.len() / self.item);
+        let runs = grown.geometry.runs(first, bytes.len() / self.item);
         let item = self.item;
         let write = |(out, runs): (&mut Output, &Vec<Run>)| write_runs(out, runs, bytes, item);
         let written: Vec<Vec<u64>> = if bytes.len() < PARALLEL {
@@ -251,27 +251,6 @@ impl Place {
             Place::Alone(temp) => temp.publish(),
         }
     }
-}
-
-/// Records of a chunk that lie side by side in memory and on disk.
-struct Run {
-    first: usize,
-    count: usize,
-}
-
-/// The runs of `count` records from `first` on, for each shard in the order of its rows.
-fn runs(geometry: Geometry, first: u64, count: usize) -> Vec<Vec<Run>> {
-    let mut runs: Vec<Vec<Run>> = (0..geometry.shards).map(|_| Vec::new()).collect();
-    let stripe = 1u64 << geometry.stripe_log2;
-    let mut at = 0;
-    while at < count {
-        let id = first + at as u64;
-        let room = stripe - id % stripe;
-        let n = (count - at).min(usize::try_from(room).unwrap_or(usize::MAX));
-        runs[geometry.locate(id).0 as usize].push(Run { first: at, count: n });
-        at += n;
-    }
-    runs
 }
 
 /// Writes a shard's runs and gives the checksums of its records.

@@ -145,3 +145,29 @@ fn a_cut_in_the_middle_of_reads_never_shows_zeros() {
         assert!(gather(&store, &all).is_err());
     }
 }
+
+#[test]
+#[ignore = "the other process of the next test"]
+fn child_that_gets_a_sigbus_of_its_own() {
+    let Some(dest) = std::env::var_os("BATCHFS_TEST_DEST") else { return };
+    let _store = Store::open(dest, OpenOptions::default()).unwrap();
+    // The first one takes Rust's own handler away.
+    for _ in 0..2 {
+        nix::sys::signal::raise(nix::sys::signal::Signal::SIGBUS).unwrap();
+    }
+}
+
+#[test]
+fn a_sigbus_that_is_not_ours_still_ends_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+    let dir = tempfile::tempdir().unwrap();
+    let dest = dir.path().join("s");
+    write(&dest, Schema::dense(DType::UInt8, []), options(1, 1), &noise(10, 1));
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_that_gets_a_sigbus_of_its_own", "--include-ignored"])
+        .env("BATCHFS_TEST_DEST", &dest)
+        .output()
+        .unwrap()
+        .status;
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+}

@@ -1,0 +1,58 @@
+//! Single calls on files, of a mount or of the disk.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+/// Which calls.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    OpenClose,
+    Stat,
+}
+
+/// Nanoseconds of each of `count` repetitions on one path.
+pub fn time(what: What, path: &Path, count: usize) -> anyhow::Result<Vec<u64>> {
+    let mut taken = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        match what {
+            What::OpenClose => drop(File::open(path)?),
+            What::Stat => {
+                nix::sys::stat::stat(path)?;
+            }
+        }
+        taken.push(start.elapsed().as_nanos() as u64);
+    }
+    Ok(taken)
+}
+
+/// Nanoseconds of open, read of one byte, and close, of each of a row of files. Spins before each
+/// for `pause_us`, in which a prefetch can be done.
+pub fn fresh(
+    dir: &Path,
+    suffix: &str,
+    from: u64,
+    count: u64,
+    pause_us: u64,
+) -> anyhow::Result<Vec<u64>> {
+    let mut taken = Vec::with_capacity(count as usize);
+    let mut byte = [0];
+    for step in from..from + count {
+        let path = dir.join(format!("{step}{suffix}"));
+        let pause = Instant::now();
+        while pause.elapsed() < Duration::from_micros(pause_us) {
+            std::hint::spin_loop();
+        }
+        let start = Instant::now();
+        let mut file = File::open(&path)?;
+        file.read_exact(&mut byte)?;
+        drop(file);
+        taken.push(start.elapsed().as_nanos() as u64);
+    }
+    Ok(taken)
+}

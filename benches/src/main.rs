@@ -1,0 +1,109 @@
+//! The compiled half of the benchmark harness.
+//!
+//! Reads one JSON request per line from standard input and answers each with one JSON line, so
+//! that the Python half can take turns between this process and the peers within one run. Times
+//! are nanoseconds, measured here, around the work alone.
+
+mod gather;
+mod ids;
+mod latency;
+mod memory;
+mod reader;
+mod write;
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, Write as _};
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// What can be asked for.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+enum Request {
+    /// Number of cores.
+    Hello,
+    /// Writes a store from a `.npy` file.
+    Write { npy: PathBuf, dest: PathBuf },
+    /// Opens a store, the same data as `.npy`, and a file of record ids (u64), 256 per batch.
+    Open { name: String, store: PathBuf, npy: PathBuf, ids: PathBuf },
+    /// Gathers the batches `from..from + count` of the file of ids.
+    Gather { name: String, how: gather::How, from: usize, count: usize },
+    /// Gathers single records, the first id of each batch.
+    One { name: String, from: usize, count: usize },
+    /// Writes the buffer of the last gather to a file, for comparison.
+    Dump { name: String, how: gather::How, from: usize, path: PathBuf },
+    /// Draws ids, `runs` times the steps `0..steps`, and gives the mean per step of each run.
+    Ids { spec: String, records: u64, runs: usize, steps: u64 },
+    /// Writes the ids of the steps `from..from + count` of a spec to a file.
+    Plan { spec: String, records: u64, from: u64, count: u64, path: PathBuf },
+    /// Times system calls on a path.
+    Latency { what: latency::What, path: PathBuf, count: usize },
+    /// Times open, read of one byte and close of the files `from..from + count` of a folder.
+    Fresh { dir: PathBuf, suffix: String, from: u64, count: u64, pause_us: u64 },
+    /// Reads and sums the files `from..from + count` of a folder, as u64 words.
+    Sum { dir: PathBuf, suffix: String, skip: usize, from: u64, count: u64, how: reader::How },
+}
+
+#[derive(Default)]
+struct State {
+    open: HashMap<String, gather::Loaded>,
+}
+
+impl State {
+    fn get(&mut self, name: &str) -> anyhow::Result<&mut gather::Loaded> {
+        self.open.get_mut(name).ok_or_else(|| anyhow::anyhow!("{name} is not open"))
+    }
+
+    fn answer(&mut self, request: Request) -> anyhow::Result<Value> {
+        Ok(match request {
+            Request::Hello => {
+                json!({ "cores": std::thread::available_parallelism().map_or(1, usize::from) })
+            }
+            Request::Write { npy, dest } => write::write(&npy, &dest)?,
+            Request::Open { name, store, npy, ids } => {
+                self.open.insert(name, gather::Loaded::open(&store, &npy, &ids)?);
+                json!({})
+            }
+            Request::Gather { name, how, from, count } => {
+                json!({ "ns": self.get(&name)?.time(how, from, count)? })
+            }
+            Request::One { name, from, count } => {
+                json!({ "ns": self.get(&name)?.time_one(from, count)? })
+            }
+            Request::Dump { name, how, from, path } => {
+                json!({ "ids": self.get(&name)?.dump(how, from, &path)? })
+            }
+            Request::Ids { spec, records, runs, steps } => {
+                json!({ "ns": ids::time(&spec, records, runs, steps)? })
+            }
+            Request::Plan { spec, records, from, count, path } => {
+                ids::plan(&spec, records, from, count, &path)?;
+                json!({})
+            }
+            Request::Latency { what, path, count } => {
+                json!({ "ns": latency::time(what, &path, count)? })
+            }
+            Request::Fresh { dir, suffix, from, count, pause_us } => {
+                json!({ "ns": latency::fresh(&dir, &suffix, from, count, pause_us)? })
+            }
+            Request::Sum { dir, suffix, skip, from, count, how } => {
+                let (ns, sums) = reader::sum(&dir, &suffix, skip, from, count, how)?;
+                json!({ "ns": ns, "sums": sums })
+            }
+        })
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut state = State::default();
+    let mut out = std::io::stdout().lock();
+    for line in std::io::stdin().lock().lines() {
+        let answer = serde_json::from_str(&line?).map_err(Into::into).and_then(|r| state.answer(r));
+        let answer = answer.unwrap_or_else(|e| json!({ "error": format!("{e:#}") }));
+        writeln!(out, "{answer}")?;
+        out.flush()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+"""Fixtures: the program, a folder for each test, a plain user, a data set."""
+
+import json
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import REPO, Box, User, mounts_under, passthrough_missing, processes_about
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run the long tests, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--full"):
+        return
+    long = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
+
+
+def built() -> Path:
+    """The program under test: `BATCHFS_BIN`, else what cargo builds."""
+    if given := os.environ.get("BATCHFS_BIN"):
+        return Path(given)
+    command = "cargo build --workspace --bins --tests --examples --locked --profile ci".split()
+    command += ["--message-format=json"]
+    out = subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.PIPE, text=True).stdout
+    made = (json.loads(line).get("executable") for line in out.splitlines())
+    return next(Path(p) for p in made if p and Path(p).name == "batchfs")
+
+
+@pytest.fixture(scope="session")
+def base():
+    """The folder that everything happens in. Other users may look into it."""
+    path = Path(tempfile.mkdtemp(prefix="batchfs-e2e-"))
+    path.chmod(0o755)
+    yield path
+    left = {"mounts": mounts_under(path), "processes": processes_about(path)}
+    shutil.rmtree(path, ignore_errors=True)
+    assert not any(left.values()), f"left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def program(base) -> Path:
+    """A copy of the program, where other users can reach it."""
+    path = base / "bin" / "batchfs"
+    path.parent.mkdir()
+    shutil.copy(built(), path)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def box(base, program):
+    """A folder for this test, and an account of what is left there at the end."""
+    path = Path(tempfile.mkdtemp(prefix="t-", dir=base))
+    path.chmod(0o755)
+    box = Box(path, program)
+    box.tmp.mkdir()
+    box.tmp.chmod(0o1777)
+    yield box
+    left = box.clean()
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def session_box(base, program):
+    """As `box`, for things that many tests share."""
+    path = Path(tempfile.mkdtemp(prefix="shared-", dir=base))
+    path.chmod(0o755)
+    box = Box(path, program)
+    box.tmp.mkdir()
+    yield box
+    left = box.clean()
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(params=["passthrough", "cached"])
+def mode(request) -> str:
+    """How the mount delivers bytes."""
+    if request.param == "passthrough" and (why := passthrough_missing()):
+        pytest.skip(why)
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def user():
+    """A plain user, made for the tests; /dev/fuse is open to it meanwhile."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become a plain user")
+    if shutil.which("useradd") is None or shutil.which("fusermount3") is None:
+        pytest.skip("needs useradd and fusermount3")
+    name = "batchfs-test"
+    try:
+        entry, made = pwd.getpwnam(name), False
+    except KeyError:
+        subprocess.run(["useradd", "--system", "--no-create-home", name], check=True)
+        entry, made = pwd.getpwnam(name), True
+    fuse = Path("/dev/fuse")
+    before = stat.S_IMODE(fuse.stat().st_mode) if fuse.exists() else None
+    if before is not None:
+        fuse.chmod(0o666)
+    yield User(name, entry.pw_uid, entry.pw_gid)
+    if before is not None:
+        fuse.chmod(before)
+    if made:
+        subprocess.run(["userdel", name], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def arrays() -> dict[str, np.ndarray]:
+    """What `data` holds: 1000 records in three aligned streams."""
+    random = np.random.default_rng(7)
+    return {
+        "images": random.integers(0, 256, (1000, 12, 9, 3), np.uint8),
+        "labels": random.integers(-(2**40), 2**40, 1000, np.int64),
+        "x": random.standard_normal((1000, 33)).astype(np.float32),
+    }
+
+
+@pytest.fixture(scope="session")
+def data(session_box, arrays) -> Path:
+    """A folder of two stores and a .npy file. Tests only read it."""
+    session_box.store("data/images", arrays["images"])
+    session_box.store("data/labels", arrays["labels"], "--shards", "3")
+    session_box.npy("data/x", arrays["x"])
+    return session_box.path / "data"
+
+
+@pytest.fixture(scope="session")
+def compiled(base):
+    """Compiles a program of tests/c, once, and gives its path."""
+    made: dict[str, Path] = {}
+
+    def compile_(name: str) -> Path:
+        if shutil.which("gcc") is None:
+            pytest.skip("needs gcc")
+        if name not in made:
+            out = base / "bin" / name
+            out.parent.mkdir(exist_ok=True)
+            source = REPO / "tests" / "c" / f"{name}.c"
+            flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-std=c11", "-pthread"]
+            subprocess.run(["gcc", *flags, "-o", out, source], check=True)
+            made[name] = out
+        return made[name]
+
+    return compile_

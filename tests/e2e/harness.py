@@ -1,0 +1,399 @@
+"""What the end-to-end tests are made with: the program, data, mounts, and a look at what is left."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pickle
+import platform
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def needs_tool(*names: str):
+    """Skips a test where one of these programs is not installed."""
+    missing = [n for n in names if shutil.which(n) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody without rights."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 60):
+    """Waits until `condition` gives something true, and returns it."""
+    end = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < end, f"waited {seconds} s in vain: {what}"
+        time.sleep(0.01)
+
+
+def as_user(user: User, call: Callable, *args):
+    """Calls `call(*args)` in a child that is `user`, and returns or raises what it does."""
+    receive, send = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(receive)
+            os.setgroups([])
+            os.setgid(user.gid)
+            os.setuid(user.uid)
+            try:
+                result = (True, call(*args))
+            except BaseException as e:
+                traceback.print_exc()
+                result = (False, e)
+            with os.fdopen(send, "wb") as out:
+                pickle.dump(result, out)
+        finally:
+            os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(pid, 0)
+    good, value = pickle.loads(told)
+    if good:
+        return value
+    raise value
+
+
+def errno_of(call: Callable, *args) -> str | None:
+    """The name of the errno that `call(*args)` fails with, or None."""
+    try:
+        got = call(*args)
+    except OSError as e:
+        return errno.errorcode[e.errno or 0]
+    if isinstance(got, int) and call is os.open:
+        os.close(got)
+    return None
+
+
+def mounts_at(path: Path) -> list[str]:
+    """The types of the filesystems mounted at `path`, the topmost last."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split(" ")
+        if fields[4] == str(path):
+            found.append(fields[fields.index("-") + 1])
+    return found
+
+
+def mounts_under(path: Path) -> list[str]:
+    """The mount points at and below `path`, in the order in which they were mounted."""
+    points = [line.split(" ")[4] for line in open("/proc/self/mountinfo", encoding="utf-8")]
+    return [p for p in points if p == str(path) or p.startswith(f"{path}/")]
+
+
+def processes_about(path: Path) -> dict[int, str]:
+    """Processes whose command line, program or folder has `path` in it, but this one."""
+    found = {}
+    needle = str(path)
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            if not command:
+                continue
+            places = [command]
+            for link in ("cwd", "exe"):
+                with contextlib.suppress(OSError):
+                    places.append(os.readlink(entry / link))
+            if any(needle in place for place in places):
+                found[int(entry.name)] = command.replace("\0", " ")
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that is only waiting for its parent does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+def rss_kib(pid: int) -> int:
+    """Resident anonymous memory: what a leak would grow. Regions are shared memory."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+) kB", text).group(1))
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@dataclass
+class Mount:
+    """A mount that answers."""
+
+    box: "Box"
+    dir: Path
+    pid: int
+    user: User | None = None
+    said: str = ""
+
+    def __truediv__(self, name: str) -> Path:
+        return self.dir / name
+
+    def read(self, name: str) -> bytes:
+        return (self.dir / name).read_bytes()
+
+    def config(self) -> dict:
+        return json.loads(self.read(".batchfs/config.json"))
+
+    def errors(self) -> str:
+        return self.read(".batchfs/errors").decode()
+
+    def metrics(self) -> dict[str, int]:
+        lines = self.read(".batchfs/metrics").decode().splitlines()
+        pairs = (line.split() for line in lines if not line.startswith("#"))
+        return {name.removeprefix("batchfs_"): int(value) for name, value in pairs}
+
+    def ids(self, step: int) -> np.ndarray:
+        return np.frombuffer(self.read(f"index/{step}"), "<u8")
+
+    def settle(self) -> None:
+        """Waits until nothing that readers had is left."""
+
+        def zero() -> bool:
+            now = self.metrics()
+            names = ("open_handles", "memory_outside_bytes", "memory_live_bytes")
+            return all(now[name] == 0 for name in names)
+
+        wait_for(zero, f"gauges back at zero: {self.metrics()}", 60)
+
+    def kill(self) -> None:
+        """Kills the daemon, and waits until it is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.gone()
+
+    def gone(self) -> None:
+        wait_for(lambda: not alive(self.pid), f"the daemon {self.pid} is gone")
+
+    def unmount(self, *args: str) -> None:
+        self.box.run("umount", *args, self.dir, user=self.user)
+
+
+@dataclass
+class Box:
+    """A folder for one test, and everything that is started there."""
+
+    path: Path
+    program: Path
+    children: list[subprocess.Popen] = field(default_factory=list)
+
+    @property
+    def tmp(self) -> Path:
+        """Where programs are told to put their temporary files."""
+        return self.path / "tmp"
+
+    def env(self, user: User | None = None, **more: str) -> dict[str, str]:
+        env = {**os.environ, "TMPDIR": str(self.tmp), "LC_ALL": "C.UTF-8", **more}
+        env.pop("BATCHFS_LOG", None)
+        if user:
+            env.update(HOME=str(self.path), USER=user.name, LOGNAME=user.name)
+        return env
+
+    def _options(self, user: User | None, env: dict[str, str] | None) -> dict:
+        options = {"env": self.env(user, **(env or {})), "cwd": self.path}
+        if user:
+            options |= {"user": user.uid, "group": user.gid, "extra_groups": []}
+        return options
+
+    def tool(self, *command, user: User | None = None, check: bool = True, env=None, **more):
+        """Runs any program."""
+        command = [str(c) for c in command]
+        options = {"capture_output": True, "text": True, "timeout": 120}
+        done = subprocess.run(command, **options, **self._options(user, env), **more)
+        if check:
+            shown = f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+            assert done.returncode == 0, shown
+        return done
+
+    def run(self, *args, **more) -> subprocess.CompletedProcess:
+        """Runs batchfs."""
+        return self.tool(self.program, *args, **more)
+
+    def fails(self, *args, names: tuple = (), user: User | None = None, **more) -> str:
+        """Runs batchfs, which has to fail with one clear line that holds all of `names`."""
+        done = self.run(*args, check=False, user=user, **more)
+        said = done.stderr
+        assert done.returncode > 0, f"exit {done.returncode}: {done.stdout}{said}"
+        lines = [line for line in said.splitlines() if line.startswith(("batchfs: ", "error: "))]
+        assert len(lines) == 1, f"not one line: {said!r}"
+        # The parser of the command line adds how to get help.
+        assert lines[0].startswith("error: ") or said.count("\n") == 1, f"not one line: {said!r}"
+        assert "panicked" not in said and "Success" not in said, said
+        for name in names:
+            assert str(name) in lines[0], f"{name} is not named: {said!r}"
+        return lines[0]
+
+    def start(self, *command, user: User | None = None, env=None, **more) -> subprocess.Popen:
+        """Starts any program, which is ended with the test."""
+        options = {"text": True, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **more}
+        child = subprocess.Popen(
+            [str(c) for c in command], **options, **self._options(user, env)
+        )
+        self.children.append(child)
+        return child
+
+    def python(self, code: str, *args, **more) -> subprocess.Popen:
+        """Starts Python with `code`, and waits until it prints a line `ready`."""
+        child = self.start(sys.executable, "-c", code, *args, **more)
+        line = child.stdout.readline()
+        assert line == "ready\n", f"a helper said {line!r}"
+        return child
+
+    def npy(self, name: str, array: np.ndarray) -> Path:
+        path = self.path / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, array)
+        return path
+
+    def store(self, name: str, array: np.ndarray, *args) -> Path:
+        """Makes a store of `array` at `name`."""
+        source = self.npy(f"sources/{name.replace('/', '-')}", array)
+        dest = self.path / name
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        self.run("create", dest, "--from", source, *args)
+        source.unlink()
+        return dest
+
+    def folder(self, name: str = "mnt") -> Path:
+        path = self.path / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def mount_args(self, source, target, spec: str, mode: str, memory: str) -> list:
+        args = ["mount", source, target]
+        args += ["--spec", spec] if spec else []
+        args += ["--cached"] if mode == "cached" else []
+        args += ["--memory", memory] if memory else []
+        return args
+
+    @contextlib.contextmanager
+    def mount(
+        self,
+        source: Path,
+        *more,
+        spec: str = "batch=32,seed=1",
+        mode: str = "cached",
+        memory: str = "",
+        at: str = "mnt",
+        user: User | None = None,
+        env: dict[str, str] | None = None,
+    ) -> Iterator[Mount]:
+        """Mounts in the background; afterwards nothing of it is left, or that is an error."""
+        need_fuse()
+        target = self.folder(at)
+        if user:
+            os.chown(target, user.uid, user.gid)
+        args = self.mount_args(source, target, spec, mode, memory)
+        done = self.run(*args, *more, user=user, env=env)
+        mounted = Mount(self, target, self.daemon(target), user, done.stdout)
+        try:
+            if mode == "passthrough":
+                assert mounted.config()["delivery"] == "passthrough", mounted.config()
+            yield mounted
+        except BaseException:
+            self.force(target)
+            raise
+        if mounts_at(target):
+            mounted.unmount()
+        mounted.gone()
+        assert not mounts_at(target), f"still mounted: {target}"
+
+    def daemon(self, target: Path) -> int:
+        """The process that serves the mount at `target`."""
+        found = [
+            pid
+            for pid, command in processes_about(target).items()
+            if "--daemon" in command and f" {target} " in command
+        ]
+        assert len(found) == 1, f"daemons of {target}: {found}"
+        return found[0]
+
+    def force(self, target: Path) -> None:
+        """Takes away whatever is mounted at or below `target`, and ends its daemon."""
+        for point in reversed(mounts_under(target)):
+            for command in (["umount", "-l", point], ["fusermount3", "-uz", point]):
+                with contextlib.suppress(OSError):
+                    if subprocess.run(command, capture_output=True).returncode == 0:
+                        break
+
+    def clean(self) -> list[str]:
+        """Ends and removes everything. Returns what should not have been there any more."""
+        left = []
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+            for pipe in (child.stdin, child.stdout, child.stderr):
+                if pipe:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            child.wait(30)
+        points = mounts_under(self.path)
+        left += [f"mount {point}" for point in points]
+        self.force(self.path)
+        end = time.monotonic() + 10
+        while (still := processes_about(self.path)) and time.monotonic() < end:
+            time.sleep(0.02)
+        for pid, command in still.items():
+            left.append(f"process {pid}: {command}")
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if self.tmp.is_dir():
+            left += [f"temporary {path}" for path in self.tmp.iterdir()]
+        shutil.rmtree(self.path)
+        return left
+
+
+def need_fuse() -> None:
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as e:
+        pytest.skip(f"needs /dev/fuse: {e.strerror}")
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        pytest.skip("needs fusermount3 or root")
+
+
+def passthrough_missing() -> str | None:
+    """Why passthrough cannot be tested here."""
+    if os.geteuid() != 0:
+        return "passthrough needs root"
+    kernel = tuple(int(n) for n in re.findall(r"\d+", platform.release())[:2])
+    return None if kernel >= (6, 9) else "passthrough needs Linux 6.9"
+
+
+def pass_fd_lock(fd: int, kind: int) -> None:
+    fcntl.lockf(fd, kind | fcntl.LOCK_NB)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)

@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# Everything that says whether this repository is in order: format, lints, unit, doc and end-to-end tests.
+#
+#   tests/run.sh           what every change has to pass
+#   tests/run.sh --full    also the long tests
+#
+# Works from any folder. As root it installs what is missing (Debian, Ubuntu); as another user it
+# says what is missing, and the tests that need it are skipped with the reason.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+full=false
+for arg in "$@"; do
+    case $arg in
+        --full) full=true ;;
+        -h | --help)
+            sed -n '2,/^set/{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+            exit 0
+            ;;
+        *)
+            echo "tests/run.sh: unknown argument: $arg (there is --full)" >&2
+            exit 2
+            ;;
+    esac
+done
+
+stage=start
+ran=()
+skipped=()
+began=$SECONDS
+
+finish() {
+    local code=$?
+    local skips=none
+    if ((${#skipped[@]})); then
+        skips=$(printf '%s, ' "${skipped[@]}")
+        skips=${skips%, }
+    fi
+    local done=nothing
+    if ((${#ran[@]})); then
+        done=$(printf '%s, ' "${ran[@]}")
+        done=${done%, }
+    fi
+    echo
+    if ((code == 0)); then
+        echo "tests/run.sh: PASSED in $((SECONDS - began)) s. ran: $done; skipped: $skips"
+    else
+        echo "tests/run.sh: FAILED in stage '$stage' (exit $code). passed before: $done; skipped: $skips"
+    fi
+}
+trap finish EXIT
+
+# stage NAME COMMAND...: runs it, and ends the script if it fails.
+stage() {
+    stage=$1
+    shift
+    local since=$SECONDS
+    printf '\n=== %s\n' "$stage"
+    "$@"
+    printf -- '--- %s: %s s\n' "$stage" "$((SECONDS - since))"
+    ran+=("$stage")
+}
+
+has() { command -v "$1" > /dev/null 2>&1; }
+
+# A Python that we may use: 3.10 or newer, with what `venv` needs.
+find_python() {
+    local name
+    for name in python3 python3.13 python3.12 python3.11 python3.10; do
+        if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' \
+            > /dev/null 2>&1; then
+            echo "$name"
+            return
+        fi
+    done
+}
+
+# Commands and files that the tests use, and the packages that have them.
+missing_packages() {
+    has fusermount3 || echo fuse3
+    has gcc || echo gcc
+    [[ -e /usr/include/stdio.h ]] || echo libc6-dev
+    has rsync || echo rsync
+    has setfattr || echo attr
+    has unshare || echo util-linux
+    has busybox || echo busybox
+    has useradd || echo passwd
+    [[ -n $(find_python) ]] || printf '%s\n' python3 python3-venv
+}
+
+prepare() {
+    local wanted
+    mapfile -t wanted < <(missing_packages)
+    if ((${#wanted[@]})); then
+        if ((EUID == 0)) && has apt-get; then
+            echo "installing: ${wanted[*]}"
+            export DEBIAN_FRONTEND=noninteractive
+            apt-get update -q > /dev/null
+            apt-get install -q -y --no-install-recommends "${wanted[@]}" > /dev/null
+        else
+            echo "missing, and only root with apt-get installs them: ${wanted[*]}"
+            skipped+=("what needs ${wanted[*]}")
+        fi
+    fi
+    ((EUID == 0)) || skipped+=("what needs root")
+    if ((EUID == 0)) && [[ ! -e /dev/fuse ]]; then
+        modprobe fuse 2> /dev/null || true
+    fi
+    [[ -e /dev/fuse ]] || skipped+=("what mounts: no /dev/fuse")
+
+    has cargo || PATH=$HOME/.cargo/bin:$PATH
+    has cargo || {
+        echo "cargo is missing: install Rust from your distribution or with rustup" >&2
+        return 1
+    }
+    cargo --version
+    cargo fmt --version > /dev/null && cargo clippy --version > /dev/null || {
+        echo "rustfmt or clippy is missing: rustup component add rustfmt clippy" >&2
+        return 1
+    }
+
+    local python
+    python=$(find_python)
+    [[ -n $python ]] || {
+        echo "no Python 3.10 or newer with venv: install python3 and python3-venv" >&2
+        return 1
+    }
+    venv=$target/venv
+    if ! cmp -s tests/requirements.txt "$venv/installed.txt"; then
+        rm -rf "$venv"
+        "$python" -m venv "$venv"
+        "$venv/bin/pip" install --quiet --disable-pip-version-check -r tests/requirements.txt
+        cp tests/requirements.txt "$venv/installed.txt"
+    fi
+    "$venv/bin/python" --version
+}
+
+# One build serves the unit tests and the mounts: the same profile, targets and features.
+build() {
+    local targets=(--workspace --bins --tests --examples --locked --profile ci)
+    cargo build "${targets[@]}"
+    BATCHFS_BIN=$(cargo build "${targets[@]}" --quiet --message-format=json \
+        | sed -n 's/.*"executable":"\([^"]*\/batchfs\)".*/\1/p' | tail -1)
+    [[ -x $BATCHFS_BIN ]] || {
+        echo "the build gave no program batchfs" >&2
+        return 1
+    }
+    export BATCHFS_BIN
+}
+
+python_style() {
+    "$venv/bin/ruff" check .
+    "$venv/bin/ruff" format --check .
+}
+
+target=${CARGO_TARGET_DIR:-$PWD/target}
+[[ $target == /* ]] || target=$PWD/$target
+cargo_test=(cargo test --workspace --locked --profile ci)
+pytest=(-m pytest tests/e2e)
+if $full; then
+    ignored=(-- --include-ignored)
+    pytest+=(--full)
+else
+    ignored=()
+    skipped+=("long tests (--full)")
+fi
+
+stage prepare prepare
+stage format cargo fmt --all --check
+stage python-style python_style
+stage clippy cargo clippy --workspace --all-targets --locked --profile ci -- -D warnings
+stage build build
+stage unit "${cargo_test[@]}" "${ignored[@]}"
+if [[ -e sampler/tests/order_reference.py ]]; then
+    stage order-reference "$venv/bin/python" sampler/tests/order_reference.py
+else
+    skipped+=("order-reference: no such file")
+fi
+stage end-to-end "$venv/bin/python" "${pytest[@]}"
