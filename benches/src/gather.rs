@@ -13,7 +13,7 @@ use memmap2::{Mmap, MmapMut};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde::Deserialize;
 
-use crate::memory;
+use crate::{engine_gather, memory};
 
 /// Records in a batch.
 const BATCH: usize = 256;
@@ -24,7 +24,9 @@ const BATCH: usize = 256;
 pub enum How {
     /// `Store::gather` on the calling thread, into a kept region.
     Store,
-    /// The engine, as the mount uses it: plan, region from the pool, gather on all threads. It
+    /// The engine's gather on all threads, into a kept region.
+    Split,
+    /// The whole engine, as the mount uses it: plan, region from the pool, gather on all threads. It
     /// takes ids from its own sampler, in iid mode, at steps that it cannot foresee.
     Engine,
     /// A loop of memcpy on one core.
@@ -45,6 +47,7 @@ pub struct Loaded {
     buffer: MmapMut,
     view: Arc<View>,
     engine: Engine,
+    all: ThreadPool,
     two: ThreadPool,
 }
 
@@ -81,6 +84,7 @@ impl Loaded {
             buffer: memory::huge_buffer(BATCH * item)?,
             view,
             engine,
+            all: ThreadPoolBuilder::new().build()?,
             two: ThreadPoolBuilder::new().num_threads(2).build()?,
         };
         loaded.warm()?;
@@ -118,6 +122,14 @@ impl Loaded {
             How::Store => {
                 let start = Instant::now();
                 self.store.gather(&ids, &mut self.region)?;
+                nanos(start)
+            }
+            How::Split => {
+                let key = self.key(number);
+                let layout = self.view.layout(key)?;
+                let (view, region) = (&self.view, &mut self.region);
+                let start = Instant::now();
+                engine_gather::gather(view, key, &ids, &layout, region, &self.all)?;
                 nanos(start)
             }
             How::Engine => {
@@ -176,7 +188,7 @@ impl Loaded {
         self.buffer.fill(0xaa);
         self.once(how, number)?;
         let bytes = match how {
-            How::Store => &self.region[..],
+            How::Store | How::Split => &self.region[..],
             _ => &self.buffer[..len],
         };
         std::fs::write(path, bytes)?;

@@ -246,3 +246,154 @@ impl Slots {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use batchfs_region::Config;
+    use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Dataset, NamedStream};
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Open(u64, bool),
+        Fill,
+        Fail,
+        Unpin(usize),
+        Evict(bool),
+        Block,
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            6 => (0u64..40, any::<bool>()).prop_map(|(n, npy)| Op::Open(n, npy)),
+            6 => Just(Op::Fill),
+            1 => Just(Op::Fail),
+            4 => any::<usize>().prop_map(Op::Unpin),
+            1 => any::<bool>().prop_map(Op::Evict),
+            1 => Just(Op::Block),
+        ];
+        proptest::collection::vec(op, 1..200)
+    }
+
+    fn view(dir: &std::path::Path) -> Arc<View> {
+        let path = dir.join("s");
+        let schema = Schema::dense(DType::UInt8, []);
+        let mut writer = StoreWriter::create(&path, schema, WriteOptions::default()).unwrap();
+        writer.append(&[7; 100]).unwrap();
+        writer.finish().unwrap();
+        let stream = Arc::new(Store::open(&path, OpenOptions::default()).unwrap());
+        let named = NamedStream { name: "s".to_owned(), stream };
+        let data = Arc::new(Dataset::new(&path, vec![named]).unwrap());
+        Arc::new(View::new(0, "", data, "batch=10".parse().unwrap()).unwrap())
+    }
+
+    fn check(slots: &Slots) {
+        let mut ahead = 0;
+        for (key, slot) in &slots.map {
+            let (released, unopened) = (slots.released.contains(key), slots.unopened.contains(key));
+            match slot {
+                Slot::Coming { ahead: a, .. } => {
+                    ahead += a;
+                    assert!(!released && !unopened, "{key:?} is queued for eviction unfilled");
+                }
+                Slot::Ready { pins, ahead: a, .. } => {
+                    ahead += a;
+                    assert_eq!(*pins == 0, released || unopened, "{key:?} with {pins} pins");
+                    assert_eq!(unopened, *a > 0, "{key:?}");
+                }
+            }
+        }
+        assert_eq!(slots.ahead_bytes, ahead);
+        assert!(slots.released.iter().chain(&slots.unopened).all(|k| slots.map.contains_key(k)));
+    }
+
+    proptest! {
+        #[test]
+        fn counts_and_queues_agree_whatever_happens(ops in ops()) {
+            static VIEW: LazyLock<(tempfile::TempDir, Arc<View>)> = LazyLock::new(|| {
+                let tmp = tempfile::tempdir().unwrap();
+                let view = view(tmp.path());
+                (tmp, view)
+            });
+            let view = &VIEW.1;
+            let arena = Arena::new(&Config { limit: 1 << 24, backing: None }).unwrap();
+            let mut slots = Slots::default();
+            let mut running: VecDeque<Key> = VecDeque::new();
+            let mut pinned: Vec<Key> = Vec::new();
+            let mut asked = 0usize;
+            let answered = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+            for op in ops {
+                match op {
+                    Op::Open(number, npy) => {
+                        let face = if npy { Face::Npy } else { Face::Bare };
+                        let key = Key { view: 0, item: Item::Batch(0), face, number };
+                        asked += 1;
+                        let count = answered.clone();
+                        let then: Then = Box::new(move |_| {
+                            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        });
+                        if let Found::Ready(region, then) = slots.open(key, view, then) {
+                            pinned.push(key);
+                            then(Ok(region));
+                        }
+                        slots.look_ahead(key, view, 40 << 10);
+                    }
+                    Op::Fill | Op::Fail => {
+                        running.extend(slots.next_job().map(|(key, _)| key));
+                        let Some(key) = running.pop_front() else { continue };
+                        if matches!(op, Op::Fail) {
+                            let error = Arc::new(Error::Bug { item: String::new() });
+                            slots.failed(key).into_iter().for_each(|then| then(Err(error.clone())));
+                        } else {
+                            let region = arena.alloc(10, "r".into()).unwrap().freeze();
+                            for then in slots.filled(key, region.clone()) {
+                                pinned.push(key);
+                                then(Ok(region.clone()));
+                            }
+                        }
+                    }
+                    Op::Unpin(which) if !pinned.is_empty() => {
+                        let key = pinned.swap_remove(which % pinned.len());
+                        slots.unpin(key);
+                    }
+                    Op::Unpin(_) => {}
+                    Op::Evict(for_open) => drop(slots.evict(for_open)),
+                    Op::Block => {
+                        let Some(key) = running.pop_front() else { continue };
+                        if slots.is_wanted(key) {
+                            slots.block(key, Instant::now());
+                            slots.demand.extend(std::mem::take(&mut slots.blocked));
+                        } else {
+                            slots.failed(key);
+                        }
+                    }
+                }
+                check(&slots);
+            }
+            // To the end: everything asked for is answered, everything goes.
+            while let Some((key, _)) = slots.next_job() {
+                running.push_back(key);
+            }
+            for key in running {
+                let region = arena.alloc(10, "r".into()).unwrap().freeze();
+                for then in slots.filled(key, region.clone()) {
+                    pinned.push(key);
+                    then(Ok(region.clone()));
+                }
+            }
+            prop_assert_eq!(asked, answered.load(std::sync::atomic::Ordering::Relaxed));
+            for key in pinned {
+                slots.unpin(key);
+            }
+            check(&slots);
+            slots.evict_all();
+            prop_assert!(slots.map.is_empty());
+            prop_assert_eq!(slots.ahead_bytes, 0);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+"""Makes the datasets, runs the rows, prints the tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from . import data, report, rows
+from .figures import Figures
+from .process import Process
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="harness")
+    parser.add_argument("--bin", type=Path, required=True)
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--only")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    wanted = args.only.split(",") if args.only else list(rows.GROUPS)
+    unknown = [name for name in wanted if name not in rows.GROUPS]
+    if unknown:
+        parser.error(f"no group {', '.join(unknown)}; there are {', '.join(rows.GROUPS)}")
+    with tempfile.TemporaryDirectory(prefix="batchfs-bench-", dir=args.work) as temp:
+        # Datasets in a folder that was named are kept for the next run.
+        folder = (args.work or Path(temp)) / ("quick" if args.quick else "full")
+        run(args, wanted, folder, Path(temp))
+    return 0
+
+
+def run(args: argparse.Namespace, wanted: list[str], folder: Path, temp: Path) -> None:
+    bench = Process(args.bin / "batchfs-bench")
+    figures = Figures()
+    work = data.workloads(folder, args.quick)
+    say("making the datasets")
+    for one in work:
+        data.make(one, bench)
+    rounds = args.rounds or (2 if args.quick else 9)
+    ctx = rows.Context(bench, args.bin, temp, work, figures, rounds, args.quick)
+    for name in wanted:
+        say(name)
+        rows.GROUPS[name](ctx)
+    bench.close()
+    print(report.table(figures))
+    print()
+    print(report.goals(figures))
+    if args.json:
+        whole = {"machine": report.machine(), "quick": args.quick, "figures": figures.as_json()}
+        args.json.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def say(what: str) -> None:
+    print(f"{what} …", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

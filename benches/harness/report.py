@@ -1,0 +1,124 @@
+"""The figures as markdown: all of them, and beside the goals."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+
+from .figures import Figures, number
+
+
+@dataclass
+class Goal:
+    """A ratio against a peer, or without one a time in the figure's own unit."""
+
+    what: str
+    group: str
+    workload: str
+    ours: str
+    peer: str | None
+    least: float
+    aim: float | None
+
+
+def _gather(workload: str, least: float, aim: float, aim_loaderx: float) -> list[Goal]:
+    what = f"gather, raw, {workload}"
+    ours = "batchfs, all threads"
+    return [
+        Goal(what, "gather", workload, ours, "numpy", least, aim),
+        Goal(what, "gather", workload, ours, "loaderx", 0, aim_loaderx),
+    ]
+
+
+def _ids(mode: str, least: float, aim: float) -> list[Goal]:
+    return [
+        Goal(f"ids, {w}", "ids", w, "batchfs", peer, least, aim)
+        for w in (f"{mode}, n = 2,500", f"{mode}, n = 200,000")
+        for peer in ("loaderx, Python call", "loaderx, loop alone")
+    ]
+
+
+def _mount(workload: str) -> list[Goal]:
+    ways = ["mount, np.load of .npy", "mount, np.memmap", "mount, mmap", "mount, read into kept"]
+    peer = "numpy, take and sum"
+    return [Goal(f"{workload}: {w}", "mount", workload, w, peer, 1.2, None) for w in ways]
+
+
+GOALS = [
+    *_gather("image", 1.2, 1.6, 3),
+    *_gather("token", 1.2, 1.7, 11),
+    *(
+        Goal(f"write, raw, {w}", "write", w, "batchfs, flushed", "loaderx, then flushed", 2, None)
+        for w in ("image", "token")
+    ),
+    *_ids("iid", 1, 2),
+    *_ids("cyclic", 3, 6),
+    *(
+        Goal(f"one record, {w}", "one", w, "batchfs", peer, least, aim)
+        for w in ("image", "token")
+        for peer, least, aim in (("loaderx", 20, None), ("numpy", 0, 1))
+    ),
+    *_mount("image"),
+    *_mount("token"),
+    Goal("open and close, ready", "latency", "open and close, ready", "mount", None, 25, 15),
+    Goal(
+        "fresh name",
+        "latency",
+        "fresh name: open, read a byte, close",
+        "mount",
+        None,
+        60,
+        26,
+    ),
+    Goal("stat", "latency", "stat", "mount", None, 3, 1.5),
+]
+
+
+def goals(figures: Figures) -> str:
+    lines = ["| what | measured | at least | aim | met |", "|---|---|---|---|---|"]
+    for goal in GOALS:
+        figure = figures.find(goal.group, goal.workload, goal.ours)
+        if figure is None:
+            continue
+        if goal.peer is None:
+            measured, met = figure.shown(), figure.value <= goal.least
+            aimed = goal.aim is not None and figure.value <= goal.aim
+            unit = f" {figure.unit}"
+        else:
+            ratio = figures.ratio(goal.group, goal.workload, goal.ours, goal.peer)
+            if ratio is None:
+                continue
+            measured = f"{ratio:.2f}x {goal.peer}"
+            met, aimed = ratio >= goal.least, goal.aim is not None and ratio >= goal.aim
+            unit = "x"
+        least = f"{goal.least:g}{unit}" if goal.least else ""
+        aim = f"{goal.aim:g}{unit}" if goal.aim else ""
+        verdict = "aim" if aimed else "at least" if met and goal.least else "no"
+        lines.append(f"| {goal.what} | {measured} | {least} | {aim} | {verdict} |")
+    return "\n".join(lines)
+
+
+def table(figures: Figures) -> str:
+    lines = ["| row | workload | who | median | 10 % .. 90 % |", "|---|---|---|---|---|"]
+    for f in figures.all:
+        spread = f"{number(f.low)} .. {number(f.high)}"
+        lines.append(f"| {f.group} | {f.workload} | {f.who} | {f.shown()} | {spread} |")
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, str | int]:
+    """The machine in general words."""
+    model, memory = "", 0
+    with open("/proc/cpuinfo") as f:
+        names = [line.split(":", 1)[1].strip() for line in f if line.startswith("model name")]
+        model = names[0] if names else platform.machine()
+    with open("/proc/meminfo") as f:
+        memory = int(f.readline().split()[1]) // (1 << 20)
+    return {
+        "cores": os.cpu_count() or 1,
+        "cpu": model,
+        "memory_gib": memory,
+        "kernel": ".".join(platform.release().split(".")[:2]),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Measures batchfs and its peers side by side. See docs/benchmarks.md.
+
+This file needs nothing but Python: it makes a virtual environment with the peers, builds the
+release binaries, and starts the harness there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ["numpy==2.5.5", "ml-dtypes==0.6.0", "loaderx==2.8.19"]
+LEAST_PYTHON = (3, 12)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure batchfs and its peers side by side.")
+    parser.add_argument("--quick", action="store_true", help="small data, a few seconds")
+    parser.add_argument("--work", type=Path, help="folder for datasets (default: a temporary one)")
+    parser.add_argument("--only", help="comma-separated groups, such as gather,ids")
+    parser.add_argument("--rounds", type=int, help="turns that each contestant gets")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument("--venv", type=Path, help="the peers' environment (default: in target/)")
+    parser.add_argument("--python", help="a Python 3.12 or newer")
+    args = parser.parse_args()
+
+    env = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
+    target = cargo_target()
+    venv = args.venv or target / "bench-venv"
+    python = environment(venv, args.python, env)
+    print("building …", file=sys.stderr, flush=True)
+    packages = ["-p", "batchfs", "-p", "batchfs-benches"]
+    subprocess.run(["cargo", "build", "--release", "-q", *packages], cwd=ROOT, env=env, check=True)
+
+    command = [str(python), "-m", "harness", "--bin", str(target / "release")]
+    command += ["--quick"] if args.quick else []
+    for name in ("work", "only", "rounds", "json"):
+        value = getattr(args, name)
+        if value is not None:
+            value = value.absolute() if isinstance(value, Path) else value
+            command += [f"--{name}", str(value)]
+    return subprocess.run(command, cwd=Path(__file__).resolve().parent, env=env).returncode
+
+
+def cargo_target() -> Path:
+    if "CARGO_TARGET_DIR" in os.environ:
+        return Path(os.environ["CARGO_TARGET_DIR"]).absolute()
+    command = ["cargo", "metadata", "--no-deps", "--format-version", "1"]
+    out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    return Path(json.loads(out)["target_directory"])
+
+
+def environment(venv: Path, wanted: str | None, env: dict[str, str]) -> Path:
+    """The Python of a virtual environment that has exactly the pinned peers."""
+    python = venv / "bin" / "python"
+    stamp = venv / "peers.txt"
+    pins = "\n".join(REQUIREMENTS)
+    if stamp.is_file() and stamp.read_text() == pins and python.exists():
+        return python
+    base = find_python(wanted)
+    print(f"installing {', '.join(REQUIREMENTS)} …", file=sys.stderr, flush=True)
+    shutil.rmtree(venv, ignore_errors=True)
+    subprocess.run([base, "-m", "venv", str(venv)], env=env, check=True)
+    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    if subprocess.run([*pip, *REQUIREMENTS], env=env).returncode != 0:
+        sys.exit("benches: the peers could not be installed; is PyPI, or a mirror, reachable?")
+    stamp.write_text(pins)
+    return python
+
+
+def find_python(wanted: str | None) -> str:
+    names = [f"python3.{minor}" for minor in (14, 13, 12)] + ["python3", sys.executable]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    installed = sorted((str(p) for p in pyenv.glob("*/bin/python")), reverse=True)
+    for name in [wanted] if wanted else [*names, *installed]:
+        path = shutil.which(name)
+        if path and version(path) >= LEAST_PYTHON:
+            return path
+    least = ".".join(map(str, LEAST_PYTHON))
+    looked = wanted or f"PATH and {pyenv}"
+    sys.exit(f"benches: loaderx needs Python {least} or newer, and there is none at {looked}")
+
+
+def version(python: str) -> tuple[int, ...]:
+    code = "import sys, venv, ensurepip; print(*sys.version_info[:2])"
+    run = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    return tuple(map(int, run.stdout.split())) if run.returncode == 0 else (0,)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
