@@ -8,9 +8,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import data, report, rows
+from . import data, inprocess, mounted, report
 from .figures import Figures
 from .process import Process
+from .turns import Context
+
+GROUPS = {
+    "gather": inprocess.gather,
+    "one": inprocess.one,
+    "ids": inprocess.ids,
+    "write": inprocess.write,
+    "mount": mounted.in_order,
+    "latency": mounted.latency,
+}
 
 
 def main() -> int:
@@ -22,10 +32,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    wanted = args.only.split(",") if args.only else list(rows.GROUPS)
-    unknown = [name for name in wanted if name not in rows.GROUPS]
+    wanted = args.only.split(",") if args.only else list(GROUPS)
+    unknown = [name for name in wanted if name not in GROUPS]
     if unknown:
-        parser.error(f"no group {', '.join(unknown)}; there are {', '.join(rows.GROUPS)}")
+        parser.error(f"no group {', '.join(unknown)}; there are {', '.join(GROUPS)}")
     with tempfile.TemporaryDirectory(prefix="batchfs-bench-", dir=args.work) as temp:
         # Datasets in a folder that was named are kept for the next run.
         folder = (args.work or Path(temp)) / ("quick" if args.quick else "full")
@@ -41,10 +51,10 @@ def run(args: argparse.Namespace, wanted: list[str], folder: Path, temp: Path) -
     for one in work:
         data.make(one, bench)
     rounds = args.rounds or (2 if args.quick else 9)
-    ctx = rows.Context(bench, args.bin, temp, work, figures, rounds, args.quick)
+    ctx = Context(bench, args.bin, temp, work, figures, rounds, args.quick)
     for name in wanted:
         say(name)
-        rows.GROUPS[name](ctx)
+        GROUPS[name](ctx)
     bench.close()
     print(report.table(figures))
     print()

@@ -75,6 +75,11 @@ def timed(work: Callable[[int], int], start: int, count: int) -> dict[str, Any]:
     return {"ns": ns, "sums": sums}
 
 
+def mount(folder: str, face: str, start: int, count: int) -> dict[str, Any]:
+    read = FACES[face]
+    return timed(lambda step: read(f"{folder}/{step}"), start, count)
+
+
 class Take:
     """NumPy's own way: take the records from a mapped array into a kept buffer."""
 
@@ -103,10 +108,7 @@ def main() -> None:
             assert take
             answer = timed(take, request["start"], request["count"])
         else:
-            face, folder = FACES[request["face"]], request["folder"]
-            answer = timed(
-                lambda step: face(f"{folder}/{step}"), request["start"], request["count"]
-            )
+            answer = mount(**request)
         print(json.dumps(answer), flush=True)
 
 

@@ -29,28 +29,26 @@ use serde_json::{Value, json};
 #[derive(Debug, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 enum Request {
-    /// Number of cores.
-    Hello,
     /// Writes a store from a `.npy` file.
     Write { npy: PathBuf, dest: PathBuf },
     /// Opens a store, the same data as `.npy`, and a file of record ids (u64), 256 per batch.
     Open { name: String, store: PathBuf, npy: PathBuf, ids: PathBuf },
-    /// Gathers the batches `from..from + count` of the file of ids.
-    Gather { name: String, how: gather::How, from: usize, count: usize },
+    /// Gathers the batches `start..start + count` of the file of ids.
+    Gather { name: String, how: gather::How, start: usize, count: usize },
     /// Gathers single records, the first id of each batch.
-    One { name: String, from: usize, count: usize },
+    One { name: String, start: usize, count: usize },
     /// Writes the buffer of the last gather to a file, for comparison.
-    Dump { name: String, how: gather::How, from: usize, path: PathBuf },
+    Dump { name: String, how: gather::How, start: usize, path: PathBuf },
     /// Draws ids, `runs` times the steps `0..steps`, and gives the mean per step of each run.
     Ids { spec: String, records: u64, runs: usize, steps: u64 },
-    /// Writes the ids of the steps `from..from + count` of a spec to a file.
-    Plan { spec: String, records: u64, from: u64, count: u64, path: PathBuf },
+    /// Writes the ids of the steps `start..start + count` of a spec to a file.
+    Plan { spec: String, records: u64, start: u64, count: u64, path: PathBuf },
     /// Times system calls on a path.
     Latency { what: latency::What, path: PathBuf, count: usize },
-    /// Times open, read of one byte and close of the files `from..from + count` of a folder.
-    Fresh { dir: PathBuf, suffix: String, from: u64, count: u64, pause_us: u64 },
-    /// Reads and sums the files `from..from + count` of a folder, as u64 words.
-    Sum { dir: PathBuf, suffix: String, skip: usize, from: u64, count: u64, how: reader::How },
+    /// Times open, read of one byte and close of the files `start..start + count` of a folder.
+    Fresh { dir: PathBuf, suffix: String, start: u64, count: u64, pause_us: u64 },
+    /// Reads and sums the files `start..start + count` of a folder, as u64 words.
+    Sum { dir: PathBuf, suffix: String, skip: usize, start: u64, count: u64, how: reader::How },
 }
 
 #[derive(Default)]
@@ -65,38 +63,35 @@ impl State {
 
     fn answer(&mut self, request: Request) -> anyhow::Result<Value> {
         Ok(match request {
-            Request::Hello => {
-                json!({ "cores": std::thread::available_parallelism().map_or(1, usize::from) })
-            }
             Request::Write { npy, dest } => write::write(&npy, &dest)?,
             Request::Open { name, store, npy, ids } => {
                 self.open.insert(name, gather::Loaded::open(&store, &npy, &ids)?);
                 json!({})
             }
-            Request::Gather { name, how, from, count } => {
-                json!({ "ns": self.get(&name)?.time(how, from, count)? })
+            Request::Gather { name, how, start, count } => {
+                json!({ "ns": self.get(&name)?.time(how, start, count)? })
             }
-            Request::One { name, from, count } => {
-                json!({ "ns": self.get(&name)?.time_one(from, count)? })
+            Request::One { name, start, count } => {
+                json!({ "ns": self.get(&name)?.time_one(start, count)? })
             }
-            Request::Dump { name, how, from, path } => {
-                json!({ "ids": self.get(&name)?.dump(how, from, &path)? })
+            Request::Dump { name, how, start, path } => {
+                json!({ "ids": self.get(&name)?.dump(how, start, &path)? })
             }
             Request::Ids { spec, records, runs, steps } => {
                 json!({ "ns": ids::time(&spec, records, runs, steps)? })
             }
-            Request::Plan { spec, records, from, count, path } => {
-                ids::plan(&spec, records, from, count, &path)?;
+            Request::Plan { spec, records, start, count, path } => {
+                ids::plan(&spec, records, start, count, &path)?;
                 json!({})
             }
             Request::Latency { what, path, count } => {
                 json!({ "ns": latency::time(what, &path, count)? })
             }
-            Request::Fresh { dir, suffix, from, count, pause_us } => {
-                json!({ "ns": latency::fresh(&dir, &suffix, from, count, pause_us)? })
+            Request::Fresh { dir, suffix, start, count, pause_us } => {
+                json!({ "ns": latency::fresh(&dir, &suffix, start, count, pause_us)? })
             }
-            Request::Sum { dir, suffix, skip, from, count, how } => {
-                let (ns, sums) = reader::sum(&dir, &suffix, skip, from, count, how)?;
+            Request::Sum { dir, suffix, skip, start, count, how } => {
+                let (ns, sums) = reader::sum(&dir, &suffix, skip, start, count, how)?;
                 json!({ "ns": ns, "sums": sums })
             }
         })

@@ -1,4 +1,4 @@
-"""What the end-to-end tests are made with: the program, data, mounts, and a look at what is left."""
+"""What the end-to-end tests are made with: the program, data, mounts, what is left of them."""
 
 import contextlib
 import errno
@@ -257,9 +257,7 @@ class Box:
     def start(self, *command, user: User | None = None, env=None, **more) -> subprocess.Popen:
         """Starts any program, which is ended with the test."""
         options = {"text": True, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **more}
-        child = subprocess.Popen(
-            [str(c) for c in command], **options, **self._options(user, env)
-        )
+        child = subprocess.Popen([str(c) for c in command], **options, **self._options(user, env))
         self.children.append(child)
         return child
 

@@ -196,7 +196,6 @@ impl Inner {
         state.last_open = Instant::now();
         Metrics::add(&self.metrics.opens, 1);
         let found = state.slots.open(key, view, then);
-        let (queued, dropped) = state.slots.look_ahead(key, view, self.arena.limit() / 2);
         drop(state);
         match found {
             Found::Ready(region, then) => {
@@ -209,7 +208,8 @@ impl Inner {
                 Metrics::add(&self.metrics.misses, 1);
             }
         }
-        // After the reader was answered: waking a thread takes longer than that.
+        // After the reader was answered: looking ahead and waking threads takes longer than that.
+        let (queued, dropped) = self.lock().slots.look_ahead(key, view, self.arena.limit() / 2);
         for _ in 0..queued.min(self.pool.current_num_threads()) {
             self.work.notify_one();
         }

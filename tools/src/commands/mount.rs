@@ -9,7 +9,8 @@ use batchfs_mount::{Delivery, Ended, Mounted, Options, Stopper};
 use batchfs_store::Verify;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 use super::dataset;
 use crate::args::{Mount, When};
@@ -142,10 +143,13 @@ fn announce(args: &Mount, mounted: &Mounted) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is logged: `BATCHFS_LOG`, such as `debug` or `batchfs_batch=trace,warn`, says otherwise.
 fn log(args: &Mount) -> anyhow::Result<()> {
     let default = if args.log.is_some() { "info" } else { "warn,fuser=off" };
-    let filter = EnvFilter::try_from_env("BATCHFS_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    let wanted = std::env::var("BATCHFS_LOG").unwrap_or_else(|_| default.to_owned());
+    let filter: Targets = wanted.parse().with_context(|| format!("BATCHFS_LOG={wanted}"))?;
+    let layer = tracing_subscriber::fmt::layer().with_ansi(false);
+    let registry = tracing_subscriber::registry();
     match &args.log {
         Some(path) => {
             let log = OpenOptions::new()
@@ -153,9 +157,9 @@ fn log(args: &Mount) -> anyhow::Result<()> {
                 .create(true)
                 .open(path)
                 .with_context(|| format!("{}: cannot be written", path.display()))?;
-            builder.with_writer(Arc::new(log)).init();
+            registry.with(layer.with_writer(Arc::new(log)).with_filter(filter)).init();
         }
-        None => builder.with_writer(std::io::stderr).init(),
+        None => registry.with(layer.with_writer(std::io::stderr).with_filter(filter)).init(),
     }
     Ok(())
 }

@@ -1,0 +1,246 @@
+"""What readers hold stays what it is; what they let go comes back."""
+
+import errno
+import mmap
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import alive, descriptors, rss_kib
+
+PAGE = 4096
+
+
+@pytest.fixture(scope="session")
+def pages(session_box) -> tuple[Path, np.ndarray]:
+    """Records of one page; a batch of 8 is 32 KiB."""
+    array = np.random.default_rng(1).integers(0, 256, (256, PAGE), np.uint8)
+    return session_box.store("pages/pages", array).parent, array
+
+
+def open_map(path: Path) -> mmap.mmap:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def test_maps_outlive_thousands_of_further_steps(box, pages, mode, compiled):
+    """Regions are filled anew as long as the mount runs, but never one that somebody maps."""
+    source, array = pages
+    soak = compiled("soak")
+    with box.mount(source, spec="batch=8,seed=1", mode=mode, memory="256KiB") as m:
+        early = {step: open_map(m / f"pages/batch/{step}") for step in range(4)}
+        wanted = {step: array[m.ids(step)].tobytes() for step in early}
+        for first, stride in ((4, 1), (10**6, 1), (10**9, 7919)):
+            box.tool(soak, m / "pages/batch", first, 2000, stride)
+            for step, map_ in early.items():
+                assert map_[:] == wanted[step], f"step {step} changed under its reader"
+        late = open_map(m / "pages/batch/2")
+        assert late[:] == wanted[2]
+        late.close()
+        for map_ in early.values():
+            map_.close()
+        m.settle()
+        assert m.errors() == ""
+
+
+class Holders:
+    """Holds batches as a reader does: mapped in passthrough, open in cached mode."""
+
+    def __init__(self, mode: str):
+        self.mode = mode
+        self.held: list = []
+
+    def hold(self, path: Path) -> None:
+        if self.mode == "passthrough":
+            self.held.append(open_map(path))
+        else:
+            self.held.append(open(path, "rb"))
+
+    def release(self, count: int) -> None:
+        for _ in range(count):
+            self.held.pop(0).close()
+
+
+def test_more_held_than_the_budget(box, pages, mode):
+    """Fails in bounded time, says who holds what, and works again afterwards."""
+    source, array = pages
+    with box.mount(source, spec="batch=8,seed=1", mode=mode, memory="256KiB") as m:
+        holders = Holders(mode)
+        with pytest.raises(OSError) as caught:
+            for step in range(100):
+                holders.hold(m / f"pages/batch/{step}")
+        assert caught.value.errno == errno.ENOMEM
+        count = len(holders.held)
+        # 8 batches fit; a page or two are the mount's own.
+        assert 6 <= count <= 8
+        line = m.errors().splitlines()[-1]
+        assert f"pages/batch/{count}" in line and str(256 << 10) in line
+        held = [f"pages/batch/{step}" for step in range(count)]
+        assert all(name in line for name in held), line
+        assert ("mapped" in line) == (mode == "passthrough")
+
+        holders.release(2)
+        path = m / f"pages/batch/{count}"
+        assert path.read_bytes() == array[m.ids(count)].tobytes()
+        holders.release(count - 2)
+        for step in range(50):
+            assert m.read(f"pages/batch/{step}") == array[m.ids(step)].tobytes()
+        m.settle()
+
+
+def test_gauges_follow_readers(box, pages, mode):
+    source, _ = pages
+    with box.mount(source, spec="batch=8,seed=1", mode=mode, memory="16MiB") as m:
+        held = [os.open(m / f"pages/batch/{step}", os.O_RDONLY) for step in range(5)]
+        assert m.metrics()["open_handles"] == 5
+        assert m.metrics()["memory_live_bytes"] >= 5 * 8 * PAGE
+        maps = [mmap.mmap(fd, 0, prot=mmap.PROT_READ) for fd in held]
+        for fd in held:
+            os.close(fd)
+        for map_ in maps:
+            map_.close()
+        m.settle()
+        metrics = m.metrics()
+        assert metrics["opens_total"] >= 5
+        assert metrics["memory_limit_bytes"] == 16 << 20
+        assert metrics["failures_total"] == 0
+
+
+def test_what_is_still_mapped_is_told(box, pages):
+    if os.geteuid() != 0:
+        pytest.skip("passthrough needs root")
+    source, _ = pages
+    with box.mount(source, spec="batch=8,seed=1", mode="passthrough", memory="512KiB") as m:
+        map_ = open_map(m / "pages/batch/0")
+        for step in range(1000, 1050):
+            m.read(f"pages/batch/{step}")
+        assert m.metrics()["memory_outside_bytes"] == 8 * PAGE
+        map_.close()
+        m.settle()
+
+
+def sizes(pid: int) -> tuple[int, int]:
+    assert alive(pid)
+    return rss_kib(pid), descriptors(pid)
+
+
+def soak(box, m, program, folder: str, count: int) -> None:
+    """Opens `count` steps, in order and not; the daemon's size after a tenth is what it keeps."""
+
+    def run(first: int, count: int, stride: int) -> None:
+        box.tool(program, m / folder, first, count, stride, timeout=3000)
+
+    warm = count // 10
+    run(0, warm, 1)
+    run(10**8, warm, 977)
+    rss, fds = sizes(m.pid)
+    run(warm, count - warm, 1)
+    run(2 * 10**8, count - warm, 977)
+    rss_after, fds_after = sizes(m.pid)
+    assert rss_after < rss + 2048, f"the daemon grew from {rss} to {rss_after} KiB"
+    assert fds_after <= fds + 64, f"descriptors went from {fds} to {fds_after}"
+    m.settle()
+
+
+def test_soak(box, pages, mode, compiled):
+    """Case 44: nothing is kept of 20,000 different steps."""
+    source, _ = pages
+    with box.mount(source, spec="batch=1,seed=1", mode=mode, memory="4MiB") as m:
+        soak(box, m, compiled("soak"), "pages/batch", 10_000)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_long_soak(box, pages, mode, compiled):
+    source, _ = pages
+    with box.mount(source, spec="batch=1,seed=1", mode=mode, memory="4MiB") as m:
+        soak(box, m, compiled("soak"), "pages/batch", 1_000_000)
+
+
+def missing(box, m, program, count: int) -> None:
+    def run(first: int, count: int) -> None:
+        box.tool(program, m / "pages/batch", first, count, "missing", timeout=3000)
+
+    run(0, count // 10)
+    rss, fds = sizes(m.pid)
+    run(count, count)
+    rss_after, fds_after = sizes(m.pid)
+    assert rss_after < rss + 2048 and fds_after <= fds
+    assert m.errors() == ""
+
+
+def test_missing_names_leave_nothing(box, pages, compiled):
+    source, _ = pages
+    with box.mount(source) as m:
+        missing(box, m, compiled("soak"), 200_000)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_millions_of_missing_names_leave_nothing(box, pages, compiled):
+    source, _ = pages
+    with box.mount(source) as m:
+        missing(box, m, compiled("soak"), 5_000_000)
+
+
+def test_very_large_steps_are_kept_only_while_in_use(box, pages, compiled):
+    """Steps above 2^42 do not fit an inode number; more of them than are kept at a time."""
+    source, _ = pages
+    program = compiled("soak")
+    with box.mount(source, spec="batch=1,seed=1", memory="4MiB") as m:
+        done = box.tool(program, m / "pages/batch", 2**50, 70_000, 1, check=False)
+        assert done.returncode == 0, f"{done.stdout}\n{m.errors()}"
+
+
+def test_many_readers_at_once(box, pages, mode):
+    """Readers share a step's region, or have their own; each sees the right bytes."""
+    source, array = pages
+    code = (
+        "import hashlib, sys\n"
+        "folder, seed = sys.argv[1], int(sys.argv[2])\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "for i in range(300):\n"
+        "    step = (i * (1 + seed % 3)) % 400\n"
+        "    data = open(f'{folder}/{step}', 'rb').read()\n"
+        "    print(step, hashlib.sha256(data).hexdigest())\n"
+    )
+    import hashlib
+
+    with box.mount(source, spec="batch=8,seed=1", mode=mode, memory="2MiB") as m:
+        readers = [box.python(code, m / "pages/batch", seed) for seed in range(6)]
+        for reader in readers:
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+        seen = [reader.communicate(timeout=200)[0] for reader in readers]
+        assert all(reader.returncode == 0 for reader in readers)
+        wanted = {
+            step: hashlib.sha256(array[m.ids(step)].tobytes()).hexdigest() for step in range(400)
+        }
+        for line in "".join(seen).splitlines():
+            step, digest = line.split()
+            assert digest == wanted[int(step)]
+        m.settle()
+
+
+def test_a_failed_reader_leaves_nothing(box, pages, mode):
+    """A reader that is killed with files open and mapped."""
+    source, _ = pages
+    code = (
+        "import mmap, sys, time\n"
+        "files = [open(f'{sys.argv[1]}/{i}', 'rb') for i in range(4)]\n"
+        "maps = [mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) for f in files]\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with box.mount(source, spec="batch=8,seed=1", mode=mode, memory="1MiB") as m:
+        reader = box.python(code, m / "pages/batch", stderr=subprocess.DEVNULL)
+        assert m.metrics()["open_handles"] == 4
+        reader.kill()
+        reader.wait()
+        m.settle()
