@@ -27,6 +27,11 @@ def main() -> int:
     parser.add_argument("--only", help="comma-separated groups, such as gather,ids")
     parser.add_argument("--rounds", type=int, help="turns that each contestant gets")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        help="seconds that may go into measuring turns again that other processes disturbed",
+    )
     parser.add_argument("--venv", type=Path, help="the peers' environment (default: in target/)")
     parser.add_argument("--python", help="a Python 3.12 or newer")
     args = parser.parse_args()
@@ -41,12 +46,13 @@ def main() -> int:
 
     command = [str(python), "-m", "harness", "--bin", str(target / "release")]
     command += ["--quick"] if args.quick else []
-    for name in ("work", "only", "rounds", "json"):
+    for name in ("work", "only", "rounds", "json", "patience"):
         value = getattr(args, name)
         if value is not None:
             value = value.absolute() if isinstance(value, Path) else value
             command += [f"--{name}", str(value)]
-    return subprocess.run(command, cwd=Path(__file__).resolve().parent, env=env).returncode
+    here = Path(__file__).resolve().parent
+    return subprocess.run(command, cwd=here, env=env, check=False).returncode
 
 
 def cargo_target() -> Path:
@@ -69,7 +75,7 @@ def environment(venv: Path, wanted: str | None, env: dict[str, str]) -> Path:
     shutil.rmtree(venv, ignore_errors=True)
     subprocess.run([base, "-m", "venv", str(venv)], env=env, check=True)
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    if subprocess.run([*pip, *REQUIREMENTS], env=env).returncode != 0:
+    if subprocess.run([*pip, *REQUIREMENTS], env=env, check=False).returncode != 0:
         sys.exit("benches: the peers could not be installed; is PyPI, or a mirror, reachable?")
     stamp.write_text(pins)
     return python
@@ -90,7 +96,7 @@ def find_python(wanted: str | None) -> str:
 
 def version(python: str) -> tuple[int, ...]:
     code = "import sys, venv, ensurepip; print(*sys.version_info[:2])"
-    run = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    run = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return tuple(map(int, run.stdout.split())) if run.returncode == 0 else (0,)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from . import data, inprocess, mounted, report
 from .figures import Figures
 from .process import Process
+from .quiet import Watch
 from .turns import Context
 
 GROUPS = {
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--only")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--patience", type=float, default=0)
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     wanted = args.only.split(",") if args.only else list(GROUPS)
@@ -51,16 +53,24 @@ def run(args: argparse.Namespace, wanted: list[str], folder: Path, temp: Path) -
     for one in work:
         data.make(one, bench)
     rounds = args.rounds or (2 if args.quick else 9)
-    ctx = Context(bench, args.bin, temp, work, figures, rounds, args.quick)
+    watch = Watch(args.patience)
+    ctx = Context(bench, args.bin, temp, work, figures, rounds, args.quick, watch)
     for name in wanted:
         say(name)
         GROUPS[name](ctx)
     bench.close()
+    if watch.noisy:
+        say(f"{watch.noisy} turns were disturbed by other processes and are counted all the same")
     print(report.table(figures))
     print()
     print(report.goals(figures))
     if args.json:
-        whole = {"machine": report.machine(), "quick": args.quick, "figures": figures.as_json()}
+        whole = {
+            "machine": report.machine(),
+            "quick": args.quick,
+            "disturbed": watch.noisy,
+            "figures": figures.as_json(),
+        }
         args.json.write_text(json.dumps(whole, indent=1) + "\n")
 
 

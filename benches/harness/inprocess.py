@@ -13,7 +13,7 @@ from loaderx.sampler import Sampler
 from loaderx.zrecord import DenseStore, DenseView, DenseWriter
 
 from .data import BATCH, Workload
-from .turns import Contestant, Context, Samples, require, take_turns, timed
+from .turns import Contestant, Context, Samples, require, timed
 
 
 def gather(ctx: Context) -> None:
@@ -28,7 +28,7 @@ def _gather(ctx: Context, work: Workload, view: DenseView) -> None:
     data, ids = work.array(), work.ids()
     index = ids.astype(np.intp)
     kept = np.ones((BATCH, *work.item_shape), work.dtype)
-    count = (5 if ctx.quick else 20) if work.name == "image" else (50 if ctx.quick else 500)
+    count = (5 if ctx.quick else 40) if work.name == "image" else (50 if ctx.quick else 1500)
     for batch in (0, 1, 7):
         want = data[index[batch]]
         np.take(data, index[batch], axis=0, out=kept, mode="clip")
@@ -59,8 +59,7 @@ def _gather(ctx: Context, work: Workload, view: DenseView) -> None:
     def loaderx(turn: int) -> Samples:
         return [timed(lambda i=i: view[ids[i]]) for i in numbers(turn)]
 
-    turns = take_turns(
-        ctx.rounds,
+    turns = ctx.take_turns(
         {
             "batchfs, 1 thread": ours("store"),
             "batchfs, all threads": ours("split"),
@@ -93,8 +92,7 @@ def _one(ctx: Context, work: Workload, view: DenseView) -> None:
     def ids(turn: int) -> list[int]:
         return [first[i % len(first)] for i in range(turn * count, (turn + 1) * count)]
 
-    turns = take_turns(
-        ctx.rounds,
+    turns = ctx.take_turns(
         {
             "batchfs": lambda turn: ctx.bench.ask(
                 "one", name=work.name, start=turn * count, count=count
@@ -142,8 +140,7 @@ def _ids(ctx: Context, mode: str, records: int) -> None:
             fill(records, large, 42, step, buffer)
         return [(time.perf_counter_ns() - start) / many * BATCH / large]
 
-    turns = take_turns(
-        ctx.rounds,
+    turns = ctx.take_turns(
         {
             "batchfs": lambda _: ctx.bench.ask(
                 "ids", spec=spec, records=records, runs=1, steps=steps
@@ -189,14 +186,14 @@ def _write(ctx: Context, work: Workload) -> None:
 
         return run
 
-    turns = take_turns(
-        1 if ctx.quick else min(ctx.rounds, 5),
+    turns = ctx.take_turns(
         {
             "batchfs, flushed": ours("ns"),
             "loaderx, then flushed": loaderx(True),
             "batchfs, append alone": ours("append_ns"),
             "loaderx as it is": loaderx(False),
         },
+        1 if ctx.quick else min(ctx.rounds, 5),
     )
     fresh()
     for who, samples in turns.items():

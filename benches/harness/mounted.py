@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from . import quiet
 from .data import BATCH, Workload
 from .process import reader
-from .turns import Contestant, Context, Samples, require, take_turns
+from .turns import Contestant, Context, Samples, require
 
 SPEC = "mode=cyclic,batch=256,seed=7"
 
@@ -27,6 +28,7 @@ def mounted(ctx: Context, work: Workload) -> Iterator[Path]:
     program = ctx.bin / "batchfs"
     command = [program, "mount", work.store, folder, "--spec", SPEC, "--foreground"]
     daemon = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    quiet.ours.add(daemon.pid)
     try:
         assert daemon.stdout
         said = daemon.stdout.readline()
@@ -36,9 +38,10 @@ def mounted(ctx: Context, work: Workload) -> Iterator[Path]:
             print(f"note: {said.strip()}", flush=True)
         yield folder / work.name / "batch"
     finally:
-        subprocess.run([program, "umount", "--lazy", folder], capture_output=True)
+        subprocess.run([program, "umount", "--lazy", folder], capture_output=True, check=False)
         daemon.terminate()
         daemon.wait(timeout=30)
+        quiet.ours.discard(daemon.pid)
 
 
 def in_order(ctx: Context) -> None:
@@ -97,8 +100,7 @@ def _in_order(ctx: Context, work: Workload, folder: Path) -> None:
     def take(turn: int) -> Samples:
         return window(peer.ask("take", start=start_of(0, turn), count=each)["ns"])
 
-    turns = take_turns(
-        ctx.rounds,
+    turns = ctx.take_turns(
         {
             "mount, np.load of .npy": python(1, "npy"),
             "numpy, take and sum": take,
@@ -165,6 +167,6 @@ def latency(ctx: Context) -> None:
             "stat": {"mount": call("stat", ready), "plain file": call("stat", plain / "0")},
         }
         for name, contestants in rows.items():
-            for who, samples in take_turns(ctx.rounds, contestants).items():
+            for who, samples in ctx.take_turns(contestants).items():
                 ctx.figures.add("latency", name, who, samples, "us", lambda ns: ns / 1e3)
     shutil.rmtree(plain)

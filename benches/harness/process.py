@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import quiet
+
 
 class Process:
     """A child that reads requests and writes answers."""
@@ -19,6 +21,7 @@ class Process:
             stdout=subprocess.PIPE,
             text=True,
         )
+        quiet.ours.add(self.child.pid)
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         assert self.child.stdin and self.child.stdout
@@ -37,6 +40,7 @@ class Process:
         assert self.child.stdin
         self.child.stdin.close()
         self.child.wait(timeout=30)
+        quiet.ours.discard(self.child.pid)
 
 
 def reader() -> Process:

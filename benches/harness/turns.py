@@ -10,6 +10,7 @@ from pathlib import Path
 from .data import Workload
 from .figures import Figures
 from .process import Process
+from .quiet import Watch
 
 Samples = list[float]
 Contestant = Callable[[int], Samples]
@@ -27,20 +28,23 @@ class Context:
     figures: Figures
     rounds: int
     quick: bool
+    watch: Watch
 
     def open(self, work: Workload) -> None:
         self.bench.ask("open", name=work.name, store=work.store, npy=work.npy, ids=work.ids_file)
 
-
-def take_turns(rounds: int, contestants: dict[str, Contestant]) -> dict[str, list[Samples]]:
-    """Samples (ns) of each contestant, by turn. The first turn warms up and is dropped."""
-    turns: dict[str, list[Samples]] = {who: [] for who in contestants}
-    for turn in range(rounds + 1):
-        for who, run in contestants.items():
-            samples = run(turn)
-            if turn > 0:
-                turns[who].append(samples)
-    return turns
+    def take_turns(
+        self, contestants: dict[str, Contestant], rounds: int | None = None
+    ) -> dict[str, list[Samples]]:
+        """Samples (ns) of each contestant, by turn. The first turn warms up and is dropped."""
+        turns: dict[str, list[Samples]] = {who: [] for who in contestants}
+        for turn in range((rounds or self.rounds) + 1):
+            for who, run in contestants.items():
+                if turn == 0:
+                    run(turn)
+                else:
+                    turns[who].append(self.watch.run(lambda run=run, turn=turn: run(turn)))
+        return turns
 
 
 def timed(work: Callable[[], object]) -> float:

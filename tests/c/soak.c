@@ -2,6 +2,7 @@
  *
  *   soak FOLDER FIRST COUNT STRIDE [SUFFIX]   FIRST, FIRST + STRIDE, ... each a file that is there;
  *                                             prints the sum of their bytes
+ *   soak FOLDER FIRST COUNT stat              looks at COUNT files only
  *   soak FOLDER FIRST COUNT missing           names that are not there: ENOENT for each
  */
 #define _GNU_SOURCE
@@ -30,16 +31,17 @@ int main(int argc, char **argv)
     if (folder < 0)
         return fail(0, argv[1]);
     uint64_t first = strtoull(argv[2], NULL, 10), count = strtoull(argv[3], NULL, 10), sum = 0;
-    int missing = !strcmp(argv[4], "missing");
-    uint64_t stride = missing ? 1 : strtoull(argv[4], NULL, 10);
+    int missing = !strcmp(argv[4], "missing"), look = !strcmp(argv[4], "stat");
+    uint64_t stride = missing || look ? 1 : strtoull(argv[4], NULL, 10);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t step = first + i * stride;
         char name[64];
         snprintf(name, sizeof name, "%" PRIu64 "%s", step,
                  missing ? ".nothing" : argc > 5 ? argv[5] : "");
-        if (missing) {
+        if (missing || look) {
             struct stat stat;
-            if (!fstatat(folder, name, &stat, 0) || errno != ENOENT)
+            int found = !fstatat(folder, name, &stat, 0);
+            if (found != look || (missing && errno != ENOENT))
                 return fail(step, "stat");
             continue;
         }

@@ -1,9 +1,11 @@
 """What the end-to-end tests are made with: the program, data, mounts, what is left of them."""
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
+import mmap
 import os
 import pickle
 import platform
@@ -80,6 +82,38 @@ def as_user(user: User, call: Callable, *args):
     if good:
         return value
     raise value
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    *[ctypes.c_int] * 3,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class Mapping:
+    """A whole file mapped, and its descriptor closed. Python's own `mmap` keeps one open."""
+
+    def __init__(self, path: Path):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            self.size = os.fstat(fd).st_size
+            at = _libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+            if at == ctypes.c_void_p(-1).value:
+                raise OSError(ctypes.get_errno(), "mmap")
+            self.at = at
+        finally:
+            os.close(fd)
+
+    def read(self) -> bytes:
+        return ctypes.string_at(self.at, self.size)
+
+    def close(self) -> None:
+        _libc.munmap(self.at, self.size)
 
 
 def errno_of(call: Callable, *args) -> str | None:
@@ -178,15 +212,15 @@ class Mount:
     def ids(self, step: int) -> np.ndarray:
         return np.frombuffer(self.read(f"index/{step}"), "<u8")
 
-    def settle(self) -> None:
-        """Waits until nothing that readers had is left."""
+    def settle(self, idle: bool = False) -> None:
+        """Waits until nothing that readers had is left; with `idle`, nor what was filled ahead."""
+        names = ["open_handles", "memory_outside_bytes"] + ["memory_live_bytes"] * idle
 
         def zero() -> bool:
             now = self.metrics()
-            names = ("open_handles", "memory_outside_bytes", "memory_live_bytes")
             return all(now[name] == 0 for name in names)
 
-        wait_for(zero, f"gauges back at zero: {self.metrics()}", 60)
+        wait_for(zero, f"gauges back at zero: {self.metrics()}")
 
     def kill(self) -> None:
         """Kills the daemon, and waits until it is gone."""
@@ -229,8 +263,8 @@ class Box:
     def tool(self, *command, user: User | None = None, check: bool = True, env=None, **more):
         """Runs any program."""
         command = [str(c) for c in command]
-        options = {"capture_output": True, "text": True, "timeout": 120}
-        done = subprocess.run(command, **options, **self._options(user, env), **more)
+        options = {"capture_output": True, "text": True, "timeout": 120, **more}
+        done = subprocess.run(command, **options, **self._options(user, env))
         if check:
             shown = f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
             assert done.returncode == 0, shown
@@ -359,7 +393,7 @@ class Box:
         points = mounts_under(self.path)
         left += [f"mount {point}" for point in points]
         self.force(self.path)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 3
         while (still := processes_about(self.path)) and time.monotonic() < end:
             time.sleep(0.02)
         for pid, command in still.items():

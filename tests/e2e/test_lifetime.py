@@ -1,14 +1,14 @@
 """What readers hold stays what it is; what they let go comes back."""
 
 import errno
-import mmap
+import hashlib
 import os
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import alive, descriptors, rss_kib
+from harness import Mapping, alive, descriptors, rss_kib
 
 PAGE = 4096
 
@@ -20,27 +20,19 @@ def pages(session_box) -> tuple[Path, np.ndarray]:
     return session_box.store("pages/pages", array).parent, array
 
 
-def open_map(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-    finally:
-        os.close(fd)
-
-
 def test_maps_outlive_thousands_of_further_steps(box, pages, mode, compiled):
     """Regions are filled anew as long as the mount runs, but never one that somebody maps."""
     source, array = pages
     soak = compiled("soak")
     with box.mount(source, spec="batch=8,seed=1", mode=mode, memory="256KiB") as m:
-        early = {step: open_map(m / f"pages/batch/{step}") for step in range(4)}
+        early = {step: Mapping(m / f"pages/batch/{step}") for step in range(4)}
         wanted = {step: array[m.ids(step)].tobytes() for step in early}
         for first, stride in ((4, 1), (10**6, 1), (10**9, 7919)):
             box.tool(soak, m / "pages/batch", first, 2000, stride)
             for step, map_ in early.items():
-                assert map_[:] == wanted[step], f"step {step} changed under its reader"
-        late = open_map(m / "pages/batch/2")
-        assert late[:] == wanted[2]
+                assert map_.read() == wanted[step], f"step {step} changed under its reader"
+        late = Mapping(m / "pages/batch/2")
+        assert late.read() == wanted[2]
         late.close()
         for map_ in early.values():
             map_.close()
@@ -57,7 +49,7 @@ class Holders:
 
     def hold(self, path: Path) -> None:
         if self.mode == "passthrough":
-            self.held.append(open_map(path))
+            self.held.append(Mapping(path))
         else:
             self.held.append(open(path, "rb"))
 
@@ -99,12 +91,12 @@ def test_gauges_follow_readers(box, pages, mode):
         held = [os.open(m / f"pages/batch/{step}", os.O_RDONLY) for step in range(5)]
         assert m.metrics()["open_handles"] == 5
         assert m.metrics()["memory_live_bytes"] >= 5 * 8 * PAGE
-        maps = [mmap.mmap(fd, 0, prot=mmap.PROT_READ) for fd in held]
+        maps = [Mapping(m / f"pages/batch/{step}") for step in range(5)]
         for fd in held:
             os.close(fd)
         for map_ in maps:
             map_.close()
-        m.settle()
+        m.settle(idle=True)
         metrics = m.metrics()
         assert metrics["opens_total"] >= 5
         assert metrics["memory_limit_bytes"] == 16 << 20
@@ -116,7 +108,7 @@ def test_what_is_still_mapped_is_told(box, pages):
         pytest.skip("passthrough needs root")
     source, _ = pages
     with box.mount(source, spec="batch=8,seed=1", mode="passthrough", memory="512KiB") as m:
-        map_ = open_map(m / "pages/batch/0")
+        map_ = Mapping(m / "pages/batch/0")
         for step in range(1000, 1050):
             m.read(f"pages/batch/{step}")
         assert m.metrics()["memory_outside_bytes"] == 8 * PAGE
@@ -144,7 +136,7 @@ def soak(box, m, program, folder: str, count: int) -> None:
     rss_after, fds_after = sizes(m.pid)
     assert rss_after < rss + 2048, f"the daemon grew from {rss} to {rss_after} KiB"
     assert fds_after <= fds + 64, f"descriptors went from {fds} to {fds_after}"
-    m.settle()
+    m.settle(idle=True)
 
 
 def test_soak(box, pages, mode, compiled):
@@ -193,7 +185,7 @@ def test_very_large_steps_are_kept_only_while_in_use(box, pages, compiled):
     source, _ = pages
     program = compiled("soak")
     with box.mount(source, spec="batch=1,seed=1", memory="4MiB") as m:
-        done = box.tool(program, m / "pages/batch", 2**50, 70_000, 1, check=False)
+        done = box.tool(program, m / "pages/batch", 2**50, 70_000, "stat", check=False)
         assert done.returncode == 0, f"{done.stdout}\n{m.errors()}"
 
 
@@ -210,8 +202,6 @@ def test_many_readers_at_once(box, pages, mode):
         "    data = open(f'{folder}/{step}', 'rb').read()\n"
         "    print(step, hashlib.sha256(data).hexdigest())\n"
     )
-    import hashlib
-
     with box.mount(source, spec="batch=8,seed=1", mode=mode, memory="2MiB") as m:
         readers = [box.python(code, m / "pages/batch", seed) for seed in range(6)]
         for reader in readers:

@@ -205,14 +205,14 @@ fn kill_writers(times: u64) {
     let dir = tempfile::tempdir().unwrap();
     let (mut whole, mut none) = (0, 0);
     // From the beginning of the writing to about its end, whatever that takes on this machine.
-    let mut window = Duration::from_millis(20);
+    let mut window = Duration::from_millis(80);
     for round in 0..times {
         let dest = dir.path().join("s");
         let mut writer = child("child_that_gets_killed", &dest);
         while leftovers(&dest).unwrap().is_empty() && writer.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_micros(200));
         }
-        std::thread::sleep(window.mul_f64(f64::from(noise(1, round)[0]) / 256.0));
+        std::thread::sleep(window.mul_f64(f64::from(noise(64, round)[63]) / 256.0));
         writer.kill().unwrap();
         writer.wait().unwrap();
         window = window.mul_f64(if dest.exists() { 0.8 } else { 1.2 });
