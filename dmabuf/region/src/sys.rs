@@ -5,23 +5,15 @@ use std::ffi::{CStr, c_int, c_long};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
 
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 /// A shared, writable mapping of a whole file of this crate.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    ptr: NonNull<u8>,
+    map: MmapRaw,
     len: usize,
-    mapped: NonZeroUsize,
 }
-
-// SAFETY: the mapping is plain memory owned by this value; access goes through `bytes` and
-// `bytes_mut`, which follow the borrow rules.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; `&Mapping` gives only shared reads.
-unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes of `file`, which must be that long. With `huge`, asks for pages of that
@@ -32,49 +24,26 @@ impl Mapping {
         huge: Option<NonZeroUsize>,
     ) -> io::Result<Mapping> {
         let unit = huge.unwrap_or(NonZeroUsize::MIN);
-        let mapped = len
-            .get()
-            .checked_next_multiple_of(unit.get())
-            .and_then(NonZeroUsize::new)
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
-        let ptr = unsafe {
-            mmap(
-                None,
-                mapped,
-                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
-                MapFlags::MAP_SHARED,
-                file,
-                0,
-            )
-        }?
-        .cast::<u8>();
-        let map = Mapping { ptr, len: len.get(), mapped };
+        let mapped =
+            len.get().checked_next_multiple_of(unit.get()).ok_or(io::ErrorKind::InvalidInput)?;
+        let map = MmapOptions::new().len(mapped).map_raw(file.as_fd().as_raw_fd())?;
         if huge.is_some() {
-            // SAFETY: the range is the mapping just made. A kernel without huge pages refuses,
-            // which costs speed and nothing else.
-            let _ = unsafe { madvise(ptr.cast(), mapped.get(), MmapAdvise::MADV_HUGEPAGE) };
+            // A kernel without huge pages refuses, which costs speed and nothing else.
+            let _ = map.advise(Advice::HugePage);
         }
-        Ok(map)
+        Ok(Mapping { map, len: len.get() })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` bytes, all within the file, are mapped readable until drop. The file is ours alone to write and
-        // `bytes_mut` needs `&mut self`, so nothing changes them meanwhile.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+        // SAFETY: `len` bytes, all within the file, are mapped readable until drop. The file is
+        // ours alone to write and `bytes_mut` needs `&mut self`, so nothing changes them meanwhile.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.len) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `&mut self` makes it the only reference in this process;
         // readers outside are excluded by the arena before a region is written (`unseen`).
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and no reference outlives `self`.
-        let _ = unsafe { munmap(self.ptr.cast(), self.mapped.get()) };
+        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.len) }
     }
 }
 

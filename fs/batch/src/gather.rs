@@ -8,6 +8,9 @@ use crate::{Item, Key, Layout, NamedStream, View};
 /// costs some ten microseconds, in which one core copies about this much.
 const WORTH_A_THREAD: usize = 256 << 10;
 
+/// Parts of large batches are kept at least this large: the store copies such past the caches.
+const LARGE: usize = 4 << 20;
+
 /// Fills `out`, which is `layout.size` long, with what `key` names.
 ///
 /// # Errors
@@ -48,7 +51,8 @@ fn records(
 ) -> Result<(), Error> {
     let stream = &*stream.stream;
     // Twice as many parts as threads, so that one that was late to wake costs less.
-    let parts = (out.len() / WORTH_A_THREAD).clamp(1, 2 * pool.current_num_threads());
+    let part = if out.len() >= 2 * LARGE { LARGE } else { WORTH_A_THREAD };
+    let parts = (out.len() / part).clamp(1, 2 * pool.current_num_threads());
     if parts == 1 || pool.current_num_threads() == 1 {
         return stream.gather(ids, out);
     }

@@ -1,16 +1,16 @@
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::ptr;
 use std::sync::atomic::{Ordering::Acquire, fence};
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::guard::Slot;
 
 /// A read-only shared mapping of a file's first `len` bytes, guarded against SIGBUS.
 pub(crate) struct Mapping {
-    start: *const u8,
-    len: usize,
+    map: MmapRaw,
     slot: &'static Slot,
     /// The last byte of the last page that is not zero, or else the last byte, and where it is.
     ///
@@ -21,11 +21,6 @@ pub(crate) struct Mapping {
     canary: (usize, u8),
 }
 
-// SAFETY: the memory is only read, by copying, and unmapped only by the owner's drop.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; the flag in the slot is atomic.
-unsafe impl Sync for Mapping {}
-
 impl Mapping {
     /// Maps `len` bytes of `file`, or gives `None` where it cannot be mapped or guarded: nothing
     /// to map, a filesystem without mappings, too many mappings. Then `pread` is the way.
@@ -33,41 +28,25 @@ impl Mapping {
         if len == 0 {
             return Ok(None);
         }
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-        let at = unsafe {
-            libc::mmap(ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        if at == libc::MAP_FAILED {
-            let e = io::Error::last_os_error();
-            return match e.raw_os_error() {
-                Some(libc::ENODEV | libc::EACCES | libc::ENOMEM) => Ok(None),
-                _ => Err(e),
-            };
-        }
-        let unmap = || {
-            // SAFETY: the mapping made above, which nobody else knows.
-            unsafe { libc::munmap(at, len) };
-        };
-        match Slot::register(at as usize, at as usize + len) {
-            Ok(Some(slot)) => {
-                let mut map = Self { start: at.cast(), len, slot, canary: (len - 1, 0) };
-                let page = (len - 1) / page_size() * page_size();
-                let mut last = vec![0; len - page];
-                file.read_exact_at(&mut last, page as u64)?;
-                if let Some(i) = last.iter().rposition(|b| *b != 0) {
-                    map.canary = (page + i, last[i]);
-                }
-                Ok(Some(map))
-            }
-            Ok(None) => {
-                unmap();
-                Ok(None)
-            }
+        let map = match MmapOptions::new().len(len).map_raw_read_only(file) {
+            Ok(map) => map,
             Err(e) => {
-                unmap();
-                Err(e)
+                return match e.raw_os_error() {
+                    Some(libc::ENODEV | libc::EACCES | libc::ENOMEM) => Ok(None),
+                    _ => Err(e),
+                };
             }
+        };
+        let start = map.as_ptr() as usize;
+        let Some(slot) = Slot::register(start, start + len)? else { return Ok(None) };
+        let mut map = Self { map, slot, canary: (len - 1, 0) };
+        let page = (len - 1) / page_size() * page_size();
+        let mut last = vec![0; len - page];
+        file.read_exact_at(&mut last, page as u64)?;
+        if let Some(i) = last.iter().rposition(|b| *b != 0) {
+            map.canary = (page + i, last[i]);
         }
+        Ok(Some(map))
     }
 
     /// Whether the file failed under the mapping. What was copied before a look that says `true`
@@ -79,7 +58,7 @@ impl Mapping {
         // which it may raise.
         fence(Acquire);
         // SAFETY: inside of the mapping; volatile, since the file may change under it.
-        if unsafe { self.start.add(at).read_volatile() } != value {
+        if unsafe { self.map.as_ptr().add(at).read_volatile() } != value {
             self.slot.set_damaged();
         }
         fence(Acquire);
@@ -95,7 +74,9 @@ impl Mapping {
         self.check(offset, out.len());
         // SAFETY: the source was checked to be inside of the mapping, which lives as long as
         // `self`; `out` is exclusive, so the two do not overlap. A fault is handled by the guard.
-        unsafe { ptr::copy_nonoverlapping(self.start.add(offset), out.as_mut_ptr(), out.len()) };
+        unsafe {
+            ptr::copy_nonoverlapping(self.map.as_ptr().add(offset), out.as_mut_ptr(), out.len());
+        };
     }
 
     /// As [`copy_to`](Self::copy_to), past the caches.
@@ -105,7 +86,7 @@ impl Mapping {
     pub(crate) fn copy_past_cache(&self, offset: usize, out: &mut [u8]) {
         self.check(offset, out.len());
         // SAFETY: as in `copy_to`.
-        unsafe { super::stream::copy(self.start.add(offset), out.as_mut_ptr(), out.len()) };
+        unsafe { super::stream::copy(self.map.as_ptr().add(offset), out.as_mut_ptr(), out.len()) };
     }
 
     /// Asks the processor to have `len` bytes from `offset` on in its cache soon. Never faults.
@@ -114,7 +95,7 @@ impl Mapping {
         self.check(offset, len);
         for line in (0..len).step_by(64) {
             // SAFETY: inside of the mapping, as checked.
-            let p = unsafe { self.start.add(offset + line) };
+            let p = unsafe { self.map.as_ptr().add(offset + line) };
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a hint, which neither faults nor changes anything; SSE is in the baseline.
             unsafe {
@@ -133,28 +114,19 @@ impl Mapping {
 
     /// Asks the kernel to read the pages of the range in. Only a hint: errors are of no interest.
     pub(crate) fn will_need(&self, offset: usize, len: usize) {
-        self.advise(offset, len, libc::MADV_WILLNEED);
+        self.check(offset, len);
+        let _ = self.map.advise_range(Advice::WillNeed, offset, len);
     }
 
     /// Tells the kernel that nothing is gained by reading around a missing page.
     pub(crate) fn random(&self) {
-        self.advise(0, self.len, libc::MADV_RANDOM);
-    }
-
-    fn advise(&self, offset: usize, len: usize, advice: libc::c_int) {
-        self.check(offset, len);
-        let first = offset - offset % page_size();
-        // SAFETY: the range lies in our mapping, whose start is page-aligned; these advices change
-        // no contents.
-        unsafe {
-            libc::madvise(self.start.add(first).cast_mut().cast(), offset + len - first, advice)
-        };
+        let _ = self.map.advise(Advice::Random);
     }
 
     #[inline]
     fn check(&self, offset: usize, len: usize) {
         assert!(
-            offset.checked_add(len).is_some_and(|end| end <= self.len),
+            offset.checked_add(len).is_some_and(|end| end <= self.map.len()),
             "read beyond the end of a mapping"
         );
     }
@@ -162,9 +134,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // Before it is unmapped: the guard must not touch the address once others may have it.
         self.slot.unregister();
-        // SAFETY: made by mmap in `new` with this length, and `self` was its only user.
-        unsafe { libc::munmap(self.start.cast_mut().cast(), self.len) };
     }
 }
 

@@ -1,0 +1,126 @@
+"""Whatever tries to write gets the right errno, and changes nothing (case 46)."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+from harness import as_user, errno_of, mode_of, needs_root
+
+FILES = ["images/batch/3", "x/batch/0.npy", "index/1", "README.txt", ".batchfs/errors"]
+
+
+def open_close(path, flags):
+    os.close(os.open(path, flags, 0o644))
+
+
+def attempts(root: Path, name: str) -> dict[str, str | None]:
+    """What each attempt to write fails with."""
+    file, folder, new = root / name, (root / name).parent, (root / name).parent / "new"
+    call = errno_of
+    return {
+        "O_WRONLY": call(open_close, file, os.O_WRONLY),
+        "O_RDWR": call(open_close, file, os.O_RDWR),
+        "O_APPEND": call(open_close, file, os.O_WRONLY | os.O_APPEND),
+        "O_TRUNC": call(open_close, file, os.O_RDONLY | os.O_TRUNC),
+        "O_TRUNC|O_WRONLY": call(open_close, file, os.O_WRONLY | os.O_TRUNC),
+        "r+b": call(lambda: open(file, "r+b")),
+        "O_CREAT|O_RDWR": call(open_close, file, os.O_RDWR | os.O_CREAT),
+        "O_CREAT new": call(open_close, new, os.O_WRONLY | os.O_CREAT),
+        "O_EXCL new": call(open_close, new, os.O_WRONLY | os.O_CREAT | os.O_EXCL),
+        "O_TMPFILE": call(open_close, folder, os.O_RDWR | os.O_TMPFILE),
+        "utime": call(os.utime, file),
+        "mkdir": call(os.mkdir, new),
+        "mknod": call(os.mkfifo, new),
+        "unlink": call(os.unlink, file),
+        "rmdir": call(os.rmdir, folder),
+        "rename": call(os.rename, file, new),
+        "link": call(os.link, file, new),
+        "symlink": call(os.symlink, "x", new),
+        "chmod": call(os.chmod, file, 0o600),
+        "chown": call(os.chown, file, os.geteuid(), os.getegid()),
+        "truncate": call(os.truncate, file, 0),
+        "setxattr": call(os.setxattr, file, "user.a", b"b"),
+        "removexattr": call(os.removexattr, file, "user.a"),
+    }
+
+
+def allowed(root: Path, name: str) -> None:
+    """What looks like writing and is not."""
+    file = root / name
+    assert errno_of(open_close, file, os.O_RDONLY | os.O_CREAT) is None
+    assert errno_of(open_close, file, os.O_RDONLY | os.O_CREAT | os.O_EXCL) == "EEXIST"
+    assert errno_of(os.mkdir, file) == "EEXIST"
+    assert not os.access(file, os.W_OK) and os.access(file, os.R_OK)
+    assert not os.access(file, os.X_OK)
+    assert errno_of(os.getxattr, file, "user.a") == "ENODATA"
+    assert os.listxattr(file) == []
+    with open(file, "rb") as one, open(file, "rb") as two:
+        for kind in (fcntl.LOCK_SH, fcntl.LOCK_UN):
+            fcntl.flock(one, kind | fcntl.LOCK_NB)
+            fcntl.flock(two, kind | fcntl.LOCK_NB)
+            fcntl.lockf(one, kind | fcntl.LOCK_NB)
+            fcntl.lockf(two, kind | fcntl.LOCK_NB)
+        assert errno_of(os.write, one.fileno(), b"x") == "EBADF"
+        assert errno_of(os.ftruncate, one.fileno(), 0) in ("EINVAL", "EBADF")
+        assert errno_of(os.posix_fallocate, one.fileno(), 0, 10) == "EBADF"
+        assert errno_of(os.fchmod, one.fileno(), 0o777) == "EROFS"
+    # A new way to the open file is no way to write either: /proc/self/fd.
+    with open(file, "rb") as one:
+        assert errno_of(open_close, f"/proc/self/fd/{one.fileno()}", os.O_RDWR) == "EROFS"
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {name: (root / name).read_bytes() for name in FILES if not name.startswith(".")}
+
+
+def check(root: Path) -> None:
+    before = contents(root)
+    for name in FILES:
+        wrong = {what: got for what, got in attempts(root, name).items() if got != "EROFS"}
+        assert not wrong, f"{name}: {wrong}"
+        allowed(root, name)
+        assert mode_of(root / name) == 0o444
+    assert contents(root) == before
+
+
+def test_as_the_owner(box, data, mode):
+    with box.mount(data, mode=mode) as m:
+        check(m.dir)
+
+
+def test_as_another_user(box, data, mode, user):
+    with box.mount(data, "--allow-other", mode=mode) as m:
+        as_user(user, check, m.dir)
+
+
+def test_as_the_user_who_mounted(box, data, user):
+    with box.mount(data, user=user) as m:
+        as_user(user, check, m.dir)
+
+
+@needs_root
+def test_others_see_nothing_unless_allowed(box, data, user):
+    with box.mount(data) as m:
+        assert as_user(user, errno_of, os.listdir, m.dir) == "EACCES"
+    with box.mount(data, "--allow-other") as m:
+        assert as_user(user, (m / "x/batch/1").read_bytes) == m.read("x/batch/1")
+
+
+@needs_root
+def test_a_remount_does_not_open_it_for_writing(box, data, mode):
+    """Even if root takes the read-only flag off, the filesystem refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    remount = 32 | 2 | 4 | 8  # MS_REMOUNT | MS_NOSUID | MS_NODEV | MS_NOEXEC
+    with box.mount(data, mode=mode) as m:
+        before = m.read("images/batch/0")
+        if libc.mount(b"none", str(m.dir).encode(), None, remount, None):
+            pytest.skip("the kernel does not remount it")
+        for flags in (os.O_RDWR, os.O_WRONLY, os.O_WRONLY | os.O_TRUNC):
+            assert errno_of(open_close, m / "images/batch/0", flags) in ("EROFS", "EACCES")
+        for call in (lambda p: os.truncate(p, 0), lambda p: os.chmod(p, 0o777), os.unlink):
+            with contextlib.suppress(OSError):
+                call(m / "images/batch/0")
+        assert m.read("images/batch/0") == before
