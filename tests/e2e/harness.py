@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import mmap
 import os
@@ -127,19 +126,24 @@ def errno_of(call: Callable, *args) -> str | None:
     return None
 
 
-def mounts_at(path: Path) -> list[str]:
-    """The types of the filesystems mounted at `path`, the topmost last."""
+def mount_table() -> list[tuple[str, str]]:
+    """Mount points and their types, in the order in which they were mounted."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split(" ")
-        if fields[4] == str(path):
-            found.append(fields[fields.index("-") + 1])
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4])
+        found.append((point, fields[fields.index("-") + 1]))
     return found
+
+
+def mounts_at(path: Path) -> list[str]:
+    """The types of the filesystems mounted at `path`, the topmost last."""
+    return [kind for point, kind in mount_table() if point == str(path)]
 
 
 def mounts_under(path: Path) -> list[str]:
     """The mount points at and below `path`, in the order in which they were mounted."""
-    points = [line.split(" ")[4] for line in open("/proc/self/mountinfo", encoding="utf-8")]
+    points = [point for point, _ in mount_table()]
     return [p for p in points if p == str(path) or p.startswith(f"{path}/")]
 
 
@@ -164,12 +168,12 @@ def processes_about(path: Path) -> dict[int, str]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that is only waiting for its parent does not."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rsplit(")", 1)[1].split()[0] not in "ZX"
+    """Whether a thread of the process runs; one that waits for its parent only does not."""
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if task.read_text().rsplit(")", 1)[1].split()[0] not in "ZX":
+                return True
+    return False
 
 
 def rss_kib(pid: int) -> int:
@@ -263,8 +267,9 @@ class Box:
     def tool(self, *command, user: User | None = None, check: bool = True, env=None, **more):
         """Runs any program."""
         command = [str(c) for c in command]
-        options = {"capture_output": True, "text": True, "timeout": 120, **more}
-        done = subprocess.run(command, **options, **self._options(user, env))
+        options = {"capture_output": True, "text": True, "timeout": 120}
+        options |= self._options(user, env) | more
+        done = subprocess.run(command, **options)
         if check:
             shown = f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
             assert done.returncode == 0, shown
@@ -421,10 +426,6 @@ def passthrough_missing() -> str | None:
         return "passthrough needs root"
     kernel = tuple(int(n) for n in re.findall(r"\d+", platform.release())[:2])
     return None if kernel >= (6, 9) else "passthrough needs Linux 6.9"
-
-
-def pass_fd_lock(fd: int, kind: int) -> None:
-    fcntl.lockf(fd, kind | fcntl.LOCK_NB)
 
 
 def mode_of(path: Path) -> int:

@@ -29,8 +29,23 @@ def test_restart_on_the_same_path(box, data, mode):
         m.pid = box.daemon(m.dir)
 
 
-def test_umount_of_a_dead_mount(box, data):
+def test_restart_though_the_kernel_remembers_the_folder(box, data):
+    """Attributes are cached for long: `stat` of a dead mount's root still works."""
     with box.mount(data) as m:
+        wanted = m.read("x/batch/0")
+        assert os.stat(m.dir).st_ino == 1
+        m.kill()
+        again = box.run("mount", data, m.dir, "--spec", "batch=32,seed=1")
+        assert "removed 1 batchfs mount" in again.stderr
+        m.pid = box.daemon(m.dir)
+        assert m.read("x/batch/0") == wanted
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_umount_of_a_dead_mount(box, data, looked):
+    with box.mount(data) as m:
+        if looked:
+            os.stat(m.dir)
         m.kill()
         box.run("umount", m.dir)
         assert not mounts_at(m.dir)
@@ -49,8 +64,8 @@ def test_a_mapped_reader_keeps_its_bytes(box, data, arrays, mode):
         assert map_.read() == wanted
         file.seek(0)
         assert file.read() == five
-        for call in (lambda: os.open(m / "images/batch/6", os.O_RDONLY), lambda: os.stat(m.dir)):
-            assert errno_of(call) == "ENOTCONN"
+        for name in ("images/batch/6", "images/batch/4", "README.txt"):
+            assert errno_of((m / name).read_bytes) == "ENOTCONN"
         # A trainer that reopens the path goes on, while old maps still live.
         box.run("mount", data, m.dir, "--spec", "batch=32,seed=1")
         m.pid = box.daemon(m.dir)
@@ -136,11 +151,12 @@ def test_a_dead_mount_of_others_is_left_alone(box, data):
 
 
 @needs_root
-def test_a_dead_mount_of_another_user(box, data, user):
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_dead_mount_of_another_user(box, data, user, allowed):
     """Is not for this user to remove; the command that does it is printed."""
-    with box.mount(data) as m:
+    with box.mount(data, *(["--allow-other"] if allowed else [])) as m:
         m.kill()
-        said = box.fails("mount", data, m.dir, user=user, names=[m.dir, "may not remove"])
+        said = box.fails("mount", data, m.dir, user=user, names=[m.dir, "batchfs mount"])
         assert f"umount -l {m.dir}" in said
         assert mounts_at(m.dir) == ["fuse.batchfs"]
         box.run("umount", m.dir)

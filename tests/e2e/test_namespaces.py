@@ -19,7 +19,7 @@ class Container:
         return self.box.tool("nsenter", "-t", self.process.pid, "-m", *command, check=check)
 
     def sees(self, path) -> bool:
-        return self.run("cat", path, check=False).returncode == 0
+        return self.run("cmp", "-n", "1", path, path, check=False).returncode == 0
 
     def end(self) -> None:
         self.process.kill()

@@ -58,11 +58,11 @@ def allowed(root: Path, name: str) -> None:
     assert errno_of(os.getxattr, file, "user.a") == "ENODATA"
     assert os.listxattr(file) == []
     with open(file, "rb") as one, open(file, "rb") as two:
-        for kind in (fcntl.LOCK_SH, fcntl.LOCK_UN):
-            fcntl.flock(one, kind | fcntl.LOCK_NB)
-            fcntl.flock(two, kind | fcntl.LOCK_NB)
-            fcntl.lockf(one, kind | fcntl.LOCK_NB)
-            fcntl.lockf(two, kind | fcntl.LOCK_NB)
+        for lock in (fcntl.flock, fcntl.lockf):
+            for file_ in (one, two):
+                lock(file_, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            for file_ in (one, two):
+                lock(file_, fcntl.LOCK_UN)
         assert errno_of(os.write, one.fileno(), b"x") == "EBADF"
         assert errno_of(os.ftruncate, one.fileno(), 0) in ("EINVAL", "EBADF")
         assert errno_of(os.posix_fallocate, one.fileno(), 0, 10) == "EBADF"
@@ -79,7 +79,11 @@ def contents(root: Path) -> dict[str, bytes]:
 def check(root: Path) -> None:
     before = contents(root)
     for name in FILES:
-        wrong = {what: got for what, got in attempts(root, name).items() if got != "EROFS"}
+        found = attempts(root, name)
+        if (root / name).parent == root:
+            # A mount point is busy, and its own folder may be closed to us, before all else.
+            assert found.pop("rmdir") in ("EROFS", "EBUSY", "EACCES")
+        wrong = {what: got for what, got in found.items() if got != "EROFS"}
         assert not wrong, f"{name}: {wrong}"
         allowed(root, name)
         assert mode_of(root / name) == 0o444

@@ -1,4 +1,5 @@
 //! The engine over a real store: right bytes, the budget, prefetch, errors.
+#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::sync::Arc;
