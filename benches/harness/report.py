@@ -40,7 +40,7 @@ def _ids(mode: str, least: float, aim: float) -> list[Goal]:
 
 
 def _mount(workload: str) -> list[Goal]:
-    ways = ["mount, np.load of .npy", "mount, np.memmap", "mount, mmap", "mount, read into kept"]
+    ways = ["mount, np.load of .npy", "mount, np.memmap", "mount, mmap", "mount, mmap, compiled"]
     peer = "numpy, take and sum"
     return [Goal(f"{workload}: {w}", "mount", workload, w, peer, 1.2, None) for w in ways]
 

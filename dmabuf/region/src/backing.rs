@@ -4,7 +4,8 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use nix::fcntl::{OFlag, openat};
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, OFlag, fallocate, openat};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::ftruncate;
@@ -47,10 +48,11 @@ pub(crate) enum Maker {
 impl Maker {
     /// The best that this process may have.
     pub(crate) fn best() -> Maker {
-        // No limits of its own: the arena's budget is the limit. `advise` gives huge pages to the
-        // mappings that ask, so that small regions do not take 2 MiB each.
+        // No limits of its own: the arena's budget is the limit. `within_size` gives a page of
+        // 2 MiB to what asks for it or fills it, and from Linux 6.14 on smaller large pages to what
+        // is allocated at once, but never 2 MiB to a small region.
         let options =
-            [(c"huge", c"advise"), (c"size", c"0"), (c"nr_inodes", c"0"), (c"mode", c"0700")];
+            [(c"huge", c"within_size"), (c"size", c"0"), (c"nr_inodes", c"0"), (c"mode", c"0700")];
         match private_tmpfs(&options) {
             Ok(root) => Maker::Tmpfs(root),
             Err(_) => Maker::Memfd,
@@ -84,8 +86,17 @@ impl Maker {
                 file
             }
         };
-        ftruncate(&file, i64::try_from(len.get()).map_err(io::Error::other)?)?;
+        let bytes = i64::try_from(len.get()).map_err(io::Error::other)?;
+        ftruncate(&file, bytes)?;
         let huge = NonZeroUsize::new(HUGE_PAGE as usize).filter(|huge| len >= *huge);
+        if huge.is_none() {
+            // At once, so that the pages are as large as the size allows: a reader that maps them
+            // takes half the time. Where it is not possible they come one by one.
+            match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+                Err(e @ (Errno::ENOSPC | Errno::ENOMEM)) => return Err(e.into()),
+                _ => {}
+            }
+        }
         let map = Mapping::new(&file, len, huge)?;
         Ok(Memory { file, map, kind: self.kind() })
     }
