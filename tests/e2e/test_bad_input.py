@@ -300,7 +300,7 @@ def test_create_from_or_to_nowhere(box):
     missing = box.path / "no.npy"
     box.fails("create", box.path / "out", "--from", missing, names=[missing])
     dest = box.npy("file", np.zeros(3)) / "out"
-    box.fails("create", dest, "--from", DIGITS, names=[dest])
+    box.fails("create", dest, "--from", DIGITS, names=[dest.parent])
     for shards in ("0", "256", "x"):
         done = box.run("create", "out", "--from", DIGITS, "--shards", shards, check=False)
         assert done.returncode == 2 and "--shards" in done.stderr

@@ -92,9 +92,9 @@ impl Maker {
         if huge.is_none() {
             // At once, so that the pages are as large as the size allows: a reader that maps them
             // takes half the time. Where it is not possible they come one by one.
-            match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-                Err(e @ (Errno::ENOSPC | Errno::ENOMEM)) => return Err(e.into()),
-                _ => {}
+            let done = fallocate(&file, FallocateFlags::empty(), 0, bytes);
+            if let Err(e @ (Errno::ENOSPC | Errno::ENOMEM)) = done {
+                return Err(e.into());
             }
         }
         let map = Mapping::new(&file, len, huge)?;
