@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
-use batchfs_batch::{Dataset, Engine, Face, Item, Key, NamedStream, Options, View};
+use batchfs_batch::{Dataset, Engine, Face, Item, Key, NamedStream, Options, View, gather_records};
 use batchfs_region::{Arena, Config, RegionMut};
 use batchfs_sampler::Spec;
 use batchfs_store::{OpenOptions, Store, Stream};
@@ -13,7 +13,7 @@ use memmap2::{Mmap, MmapMut};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde::Deserialize;
 
-use crate::{engine_gather, memory};
+use crate::memory;
 
 /// Records in a batch.
 const BATCH: usize = 256;
@@ -125,11 +125,8 @@ impl Loaded {
                 nanos(start)
             }
             How::Split => {
-                let key = self.key(number);
-                let layout = self.view.layout(key)?;
-                let (view, region) = (&self.view, &mut self.region);
                 let start = Instant::now();
-                engine_gather::gather(view, key, &ids, &layout, region, &self.all)?;
+                gather_records(&*self.store, &ids, &mut self.region, &self.all)?;
                 nanos(start)
             }
             How::Engine => {

@@ -11,13 +11,6 @@ mod memory;
 mod reader;
 mod write;
 
-/// The gather of the engine, which its crate keeps to itself: the very file, so that what is
-/// measured is what a mount does.
-#[path = "../../fs/batch/src/gather.rs"]
-mod engine_gather;
-// What that file expects at the root of its crate.
-use batchfs_batch::{Item, Key, Layout, NamedStream, View};
-
 use std::collections::HashMap;
 use std::io::{BufRead as _, Write as _};
 use std::path::PathBuf;

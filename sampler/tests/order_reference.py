@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A second implementation of docs/order.md, from its text alone; checks the golden files and the document's examples.
+"""A second implementation of docs/order.md, from its text alone.
 
-Run: python3 order_reference.py [FILE ...]. Without arguments: golden/*.txt beside this file and docs/order.md.
+It checks the golden files and the document's examples. Run: python3 order_reference.py [FILE ...];
+without arguments it takes golden/*.txt beside this file and docs/order.md.
 """
 
 import struct
@@ -29,7 +30,7 @@ def block(key, counter, stream):
             quarter(i, 4 + i, 8 + i, 12 + i)
         for i in range(4):
             quarter(i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
-    return [(a + b) & M32 for a, b in zip(x, start)]
+    return [(a + b) & M32 for a, b in zip(x, start, strict=True)]
 
 
 class Words:
@@ -68,7 +69,10 @@ def iid(seed, step, n, slots):
 
 
 def shuffled(seed, cycle, n, positions):
-    words, redraws = Words(seed, "order-1 shuffle", cycle), Words(seed, "order-1 shuffle redraw", cycle)
+    words, redraws = (
+        Words(seed, "order-1 shuffle", cycle),
+        Words(seed, "order-1 shuffle redraw", cycle),
+    )
     table = list(range(n))
     for i in range(n):
         j = i + draw(words, redraws, i, n - i, 1)
@@ -110,7 +114,14 @@ def permuted(seed, cycle, n, positions):
 
 
 def ids(text, n, step):
-    spec = {"mode": "cyclic", "batch": "256", "seed": "0", "remainder": "drop", "rank": "0", "world": "1"}
+    spec = {
+        "mode": "cyclic",
+        "batch": "256",
+        "seed": "0",
+        "remainder": "drop",
+        "rank": "0",
+        "world": "1",
+    }
     spec.update(item.split("=") for item in text.split(","))
     batch, seed, rank, world = (int(spec[key]) for key in ("batch", "seed", "rank", "world"))
     share = batch // world
@@ -121,10 +132,14 @@ def ids(text, n, step):
         return [(step * batch + slot) % n for slot in slots]
     if spec["remainder"] == "drop":
         per_cycle = n // batch
-        return permuted(seed, step // per_cycle, n, [step % per_cycle * batch + slot for slot in slots])
+        return permuted(
+            seed, step // per_cycle, n, [step % per_cycle * batch + slot for slot in slots]
+        )
     places = [divmod(step * batch + slot, n) for slot in slots]
     cycles = sorted({cycle for cycle, _ in places})
-    return [i for c in cycles for i in permuted(seed, c, n, [p for cycle, p in places if cycle == c])]
+    return [
+        i for c in cycles for i in permuted(seed, c, n, [p for cycle, p in places if cycle == c])
+    ]
 
 
 def check(path):
@@ -143,7 +158,10 @@ def check(path):
 
 def main():
     here = Path(__file__).resolve().parent
-    paths = [Path(a) for a in sys.argv[1:]] or [*sorted(here.glob("golden/*.txt")), here / "../../docs/order.md"]
+    paths = [Path(a) for a in sys.argv[1:]] or [
+        *sorted(here.glob("golden/*.txt")),
+        here / "../../docs/order.md",
+    ]
     print(f"order: {sum(map(check, paths))} batches of {len(paths)} files agree")
 
 

@@ -89,7 +89,7 @@ pub struct Ids {
     /// A store, a folder of stores, or a .npy file
     pub source: PathBuf,
     /// The order, see `batchfs mount --help`
-    #[arg(long, default_value = "", value_parser = spec)]
+    #[arg(long, default_value = "batch=256", value_parser = spec)]
     pub spec: Spec,
     /// The step, from 0 to 18446744073709551615
     #[arg(long)]
@@ -125,7 +125,7 @@ pub struct Mount {
     /// The empty folder to mount on
     pub dir: PathBuf,
     /// The order, see below
-    #[arg(long, default_value = "", value_parser = spec)]
+    #[arg(long, default_value = "batch=256", value_parser = spec)]
     pub spec: Spec,
     /// Stay in the foreground; Ctrl-C unmounts
     #[arg(short, long)]

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::backing::{Backing, HUGE_PAGE, Maker, Memory, PAGE};
+use crate::backing::{Backing, HUGE_FROM, HUGE_PAGE, Maker, Memory, PAGE};
 use crate::region::RegionMut;
 
 /// How many regions that readers may still have are asked on an allocation that needs none of
@@ -144,7 +144,7 @@ impl Arena {
 
     /// Bytes of the budget that a region of `len` bytes takes.
     pub fn charge(len: u64) -> u64 {
-        len.checked_next_multiple_of(if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE })
+        len.checked_next_multiple_of(if len >= HUGE_FROM { HUGE_PAGE } else { PAGE })
             .unwrap_or(u64::MAX)
     }
 

@@ -12,5 +12,5 @@ mod region;
 mod sys;
 
 pub use arena::{AllocError, Arena, Config, Holder, Stats};
-pub use backing::{Backing, HUGE_PAGE, PAGE};
+pub use backing::{Backing, HUGE_FROM, HUGE_PAGE, PAGE};
 pub use region::{Region, RegionMut};

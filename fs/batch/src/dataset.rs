@@ -159,17 +159,18 @@ impl View {
         layout.map_err(|why| Error::NoFace { item: self.name(key), why })
     }
 
-    /// Whether the stream of `item` has files of this face, and if not, why.
-    pub fn has_face(&self, item: Item, face: Face) -> Result<()> {
-        if face == Face::Json {
-            return match item {
-                Item::Batch(_) => Ok(()),
-                _ => Err(Error::NoFace {
-                    item: self.name(Key { view: self.number, item, face, number: 0 }),
-                    why: "only batches have a .json".to_owned(),
-                }),
-            };
+    /// Whether there is such a file, and if not, why. Reads no payload.
+    ///
+    /// # Errors
+    /// As [`layout`](Self::layout).
+    pub fn exists(&self, key: Key) -> Result<()> {
+        match (key.face, key.item) {
+            (Face::Json, Item::Batch(_)) => Ok(()),
+            (Face::Json, _) => Err(Error::NoFace {
+                item: self.name(key),
+                why: "only batches have a .json".to_owned(),
+            }),
+            _ => self.layout(key).map(drop),
         }
-        self.layout(Key { view: self.number, item, face, number: 0 }).map(drop)
     }
 }

@@ -1,8 +1,8 @@
-use batchfs_store::Error;
+use batchfs_store::{Error, Stream};
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
-use crate::{Item, Key, Layout, NamedStream, View};
+use crate::{Item, Key, Layout, View};
 
 /// Bytes that a thread should have to copy before another one is woken for the rest: waking
 /// costs some ten microseconds, in which one core copies about this much.
@@ -27,7 +27,7 @@ pub(crate) fn gather(
     header.copy_from_slice(&layout.header);
     match key.item {
         Item::Batch(s) | Item::Record(s) => match view.dataset().stream(s) {
-            Some(stream) => records(stream, ids, payload, pool),
+            Some(stream) => gather_records(&*stream.stream, ids, payload, pool),
             None => Err(Error::Invalid {
                 path: view.dataset().origin().to_owned(),
                 why: format!("there is no stream number {s}"),
@@ -42,14 +42,16 @@ pub(crate) fn gather(
     }
 }
 
-/// Records of a dense stream, back to back.
-fn records(
-    stream: &NamedStream,
+/// Copies records of a dense stream back to back into `out`, on several threads where that pays.
+///
+/// # Errors
+/// Those of [`Stream::gather`], of whichever part failed first.
+pub fn gather_records(
+    stream: &dyn Stream,
     ids: &[u64],
     out: &mut [u8],
     pool: &ThreadPool,
 ) -> Result<(), Error> {
-    let stream = &*stream.stream;
     // Twice as many parts as threads, so that one that was late to wake costs less.
     let part = if out.len() >= 2 * LARGE { LARGE } else { WORTH_A_THREAD };
     let parts = (out.len() / part).clamp(1, 2 * pool.current_num_threads());

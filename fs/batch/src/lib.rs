@@ -23,5 +23,6 @@ pub use dataset::{Dataset, NamedStream, View};
 pub use engine::{Batch, Engine, Options};
 pub use error::{Error, Result};
 pub use face::{Face, Item, Key};
+pub use gather::gather_records;
 pub use layout::{Array, Layout};
 pub use metrics::Metrics;

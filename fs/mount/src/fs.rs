@@ -68,21 +68,12 @@ impl Filesystem for BatchFs {
                 return reply.error(errno(&why));
             }
         };
-        match self.tree.inodes.number(node, true) {
-            Some(ino) => {
-                let attr = self.tree.attr(ino, node);
-                // The name never means anything else, only the attributes may change.
-                let long = Tree::ttl(Node::Top(crate::node::Top::Root));
-                reply.entry_with_ttls(&Tree::ttl(node), &long, &attr, GENERATION);
-            }
-            None => {
-                self.tree.errors.add(
-                    Some("numbers"),
-                    "too many steps above 2^42 are in use at a time; close some",
-                );
-                reply.error(Errno::ENFILE);
-            }
-        }
+        let Some(ino) = self.tree.inodes.number(node, true) else {
+            return reply.error(Errno::EIO);
+        };
+        let attr = self.tree.attr(ino, node);
+        let ttls = Tree::ttls(node);
+        reply.entry_with_ttls(&ttls.attr, &ttls.name, &attr, GENERATION);
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
@@ -91,7 +82,7 @@ impl Filesystem for BatchFs {
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         match self.node(ino) {
-            Ok(node) => reply.attr(&Tree::ttl(node), &self.tree.attr(ino.0, node)),
+            Ok(node) => reply.attr(&Tree::ttls(node).attr, &self.tree.attr(ino.0, node)),
             Err(e) => reply.error(e),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use batchfs_batch::{Engine, Face, Item, View};
+use batchfs_batch::{Engine, Face, Item, Key, View};
 use serde_json::json;
 
 use crate::session::Delivery;
@@ -45,9 +45,8 @@ pub(crate) fn readme(view: &View) -> String {
         say(&format!(
             "  {name}/batch/17          the batch of step 17: its bytes, C order, little-endian"
         ));
-        if let Some(i) = data.number_of(name)
-            && view.has_face(Item::Batch(i), Face::Npy).is_ok()
-        {
+        let npy = |i| Key { view: view.number(), item: Item::Batch(i), face: Face::Npy, number: 0 };
+        if data.number_of(name).is_some_and(|i| view.exists(npy(i)).is_ok()) {
             say(&format!(
                 "  {name}/batch/17.npy      the same for numpy.load(..., mmap_mode=\"r\")"
             ));

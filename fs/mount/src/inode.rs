@@ -1,9 +1,11 @@
 //! Inode numbers that say what they stand for, so that nothing has to be kept per name seen.
 //!
 //! 64 bits, from the top: kind (5), view (7), stream (10), number (42). Steps and record ids that
-//! need more than 42 bits are kept in a table, until the kernel forgets them.
+//! need more than 42 bits are kept in a table, until the kernel forgets them or newer ones need the
+//! place. The kernel is told to look such names up each time, so that it learns the new number of
+//! one whose old number was given up.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use batchfs_batch::{Face, Item, Key};
@@ -40,14 +42,18 @@ pub(crate) struct Inodes(Mutex<Kept>);
 struct Kept {
     next: u64,
     by_key: HashMap<Key, u64>,
-    by_slot: HashMap<u64, (Key, u64)>,
+    /// Oldest first: slots are numbered upwards.
+    by_slot: BTreeMap<u64, (Key, u64)>,
+}
+
+/// Whether the inode number of `node` may be given up before the kernel forgets it.
+pub(crate) fn is_kept(node: Node) -> bool {
+    matches!(node, Node::File(key) if key.number >> NUMBER_BITS != 0)
 }
 
 impl Inodes {
     /// The inode number of `node`. `looked_up` says that the kernel is told of it and will tell
-    /// when it forgets it.
-    ///
-    /// `None` if the table for large numbers is full.
+    /// when it forgets it; without that, `None` for one that would have to be kept.
     pub(crate) fn number(&self, node: Node, looked_up: bool) -> Option<u64> {
         Some(match node {
             Node::Top(top) => pack(KIND_TOP, 0, 0, top as u64),
@@ -125,8 +131,13 @@ impl Inodes {
         let known = kept.by_key.get(&key).copied();
         let slot = match known {
             Some(slot) => slot,
-            None if !looked_up || kept.by_key.len() >= MOST_KEPT => return None,
+            None if !looked_up => return None,
             None => {
+                if kept.by_key.len() >= MOST_KEPT
+                    && let Some((_, (oldest, _))) = kept.by_slot.pop_first()
+                {
+                    kept.by_key.remove(&oldest);
+                }
                 // Slots are not used again soon, so that a late request cannot mean another file.
                 let slot = kept.next & ((1 << NUMBER_BITS) - 1);
                 kept.next += 1;
@@ -206,9 +217,15 @@ mod tests {
         inodes.forget(ino, 1);
         assert_eq!(inodes.node(ino), None);
         inodes.forget(ino, 9);
+        let ino = inodes.number(node, true).unwrap();
         for i in 0..MOST_KEPT as u64 {
             assert!(inodes.number(key(Item::Index, Face::Bare, u64::MAX - i), true).is_some());
         }
-        assert_eq!(inodes.number(node, true), None, "the table has an end");
+        assert_eq!(inodes.node(ino), None, "the oldest made room");
+        assert_eq!(inodes.0.lock().unwrap().by_key.len(), MOST_KEPT);
+        let again = inodes.number(node, true).unwrap();
+        assert_ne!(again, ino);
+        inodes.forget(ino, 1);
+        assert_eq!(inodes.node(again), Some(node), "a late forget of the old number is no matter");
     }
 }

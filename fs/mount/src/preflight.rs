@@ -78,6 +78,14 @@ fn absolute(dir: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
+/// The commands that take a dead mount away.
+fn by_hand(dir: &Path) -> String {
+    let shown = dir.display();
+    format!(
+        "take it away with `umount -l {shown}` as root, or `fusermount3 -uz {shown}` as the user who mounted it"
+    )
+}
+
 /// Takes away batchfs mounts at `dir` whose daemon is dead, however many are stacked. Returns how
 /// many there were.
 ///
@@ -88,9 +96,7 @@ pub fn clear_dead(dir: &Path) -> Result<usize, Refusal> {
     let Ok(full) = absolute(dir) else { return Ok(0) };
     while is_dead(&full) {
         let shown = full.display();
-        let by_hand = format!(
-            "take it away with `umount -l {shown}` as root, or `fusermount3 -uz {shown}` as the user who mounted it"
-        );
+        let by_hand = by_hand(&full);
         if !is_ours(&full) {
             return refuse(format!(
                 "{shown}: a filesystem whose server has died is mounted there, and it is not batchfs; {by_hand}"
@@ -116,6 +122,13 @@ pub(crate) fn target(dir: &Path, source: &Path, nonempty: bool) -> Result<PathBu
                 "{shown}: there is no such folder to mount on; make it with `mkdir -p {shown}`"
             ));
         }
+        // The mount of another user shows nothing to others, not even that its daemon is dead.
+        Err(e) if absolute(dir).is_ok_and(|full| is_ours(&full)) => {
+            return refuse(format!(
+                "{shown}: another user's batchfs mount is there ({e}); if its daemon is dead, {}",
+                by_hand(dir)
+            ));
+        }
         Err(e) => return refuse(format!("{shown}: cannot be looked at: {e}")),
     };
     if !meta.is_dir() {
@@ -127,15 +140,13 @@ pub(crate) fn target(dir: &Path, source: &Path, nonempty: bool) -> Result<PathBu
             "{shown}: a batchfs mount is there already; unmount it with `batchfs umount {shown}`, or choose another folder"
         ));
     }
-    if let Ok(source) = fs::canonicalize(source) {
-        let source =
-            if source.is_dir() { source } else { source.parent().unwrap_or(&source).to_owned() };
-        if full.starts_with(&source) || source.starts_with(&full) {
-            return refuse(format!(
-                "{shown}: the mount and its source {} may not lie inside one another; choose a folder elsewhere",
-                source.display()
-            ));
-        }
+    if let Ok(source) = fs::canonicalize(source)
+        && (full.starts_with(&source) || source.starts_with(&full))
+    {
+        return refuse(format!(
+            "{shown}: the mount and its source {} may not lie inside one another; choose a folder elsewhere",
+            source.display()
+        ));
     }
     if !nonempty {
         let mut entries =

@@ -214,7 +214,9 @@ fn attach(
         MountOption::FSName(name),
         MountOption::Subtype(SUBTYPE.to_owned()),
     ];
+    // What the helper says ends in a newline.
     Session::new(fs, dir, &config)
+        .map_err(|e| io::Error::new(e.kind(), e.to_string().trim().to_owned()))
 }
 
 /// Refuses a batch that could never be opened.

@@ -8,7 +8,7 @@ use fuser::{FileAttr, FileType, INodeNo};
 
 use crate::errlog::ErrorLog;
 use crate::guide;
-use crate::inode::Inodes;
+use crate::inode::{Inodes, is_kept};
 use crate::node::{Inner, Node, Top, parse_numbered};
 use crate::session::Delivery;
 
@@ -28,6 +28,14 @@ pub(crate) struct Tree {
     modified: SystemTime,
     uid: u32,
     gid: u32,
+}
+
+/// How long the kernel may remember.
+pub(crate) struct Ttls {
+    /// Size, times and the like.
+    pub(crate) attr: Duration,
+    /// Which inode a name stands for.
+    pub(crate) name: Duration,
 }
 
 /// Why a name stands for nothing.
@@ -61,11 +69,7 @@ impl Tree {
         let numbered = |item: Item| {
             let (number, face) = parse_numbered(name).ok_or(Missing::Plain)?;
             let key = Key { view: MAIN, item, face, number };
-            let exists = match face {
-                Face::Json => self.view.has_face(item, face),
-                _ => self.view.layout(key).map(drop),
-            };
-            exists.map_err(Missing::Because)?;
+            self.view.exists(key).map_err(Missing::Because)?;
             Ok(Node::File(key))
         };
         match parent {
@@ -188,9 +192,11 @@ impl Tree {
         }
     }
 
-    /// How long the kernel may remember a node's attributes.
-    pub(crate) fn ttl(node: Node) -> Duration {
-        if node.changes() { Duration::ZERO } else { LONG }
+    pub(crate) fn ttls(node: Node) -> Ttls {
+        Ttls {
+            attr: if node.changes() { Duration::ZERO } else { LONG },
+            name: if is_kept(node) { Duration::ZERO } else { LONG },
+        }
     }
 
     pub(crate) fn attr(&self, ino: u64, node: Node) -> FileAttr {
@@ -213,8 +219,9 @@ impl Tree {
             uid: self.uid,
             gid: self.gid,
             rdev: 0,
-            // What copying programs read at a time.
-            blksize: 1 << 20,
+            // Programs that read a header buffer as much as this says: NumPy would read a whole
+            // batch for the first 128 bytes of it.
+            blksize: 4096,
             flags: 0,
         }
     }

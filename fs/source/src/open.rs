@@ -42,11 +42,11 @@ pub fn open_dataset(
     if is_unfinished(path) {
         return Err(bad(path, "is the folder of a writer that has not finished".into()));
     }
-    let places = if meta.is_dir() && !path.join("batchfs.json").exists() {
-        members(path)?
-    } else {
-        vec![path.to_owned()]
-    };
+    // A store's own shards are .npy files, and must not pass for streams when its header is gone.
+    let is_store =
+        |dir: &Path| ["batchfs.json", "seal", "index.bin"].iter().any(|f| dir.join(f).exists());
+    let places =
+        if meta.is_dir() && !is_store(path) { members(path)? } else { vec![path.to_owned()] };
 
     let mut streams: Vec<(String, Arc<dyn Stream>)> = Vec::new();
     for place in places {

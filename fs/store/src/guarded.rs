@@ -93,18 +93,16 @@ impl GuardedFile {
         }
     }
 
-    /// Has the kernel read pages in that will soon be wanted.
+    /// The mapped pages of a range, for [`will_need`](crate::sys::will_need).
     ///
     /// # Panics
     /// If the range is not inside of the file.
-    pub fn will_need(&self, offset: u64, len: usize) {
-        if let Some(map) = &self.map {
-            map.will_need(offset as usize, len);
-        }
+    pub(crate) fn pages(&self, offset: u64, len: usize) -> Option<(usize, usize)> {
+        self.map.as_ref().map(|map| map.pages(offset as usize, len))
     }
 
-    /// Says that reads will be at random places and announced by [`will_need`](Self::will_need),
-    /// so that the kernel does not read around them.
+    /// Says that reads will be at random places, and announced, so that the kernel does not read
+    /// around them.
     pub fn random(&self) {
         if let Some(map) = &self.map {
             map.random();

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::geometry::Geometry;
-use crate::sys::{AtomicBits, physical_memory};
+use crate::sys::{AtomicBits, physical_memory, will_need};
 use crate::{Error, GuardedFile, Result};
 
 /// When a record's bytes are held against its checksum.
@@ -182,6 +182,7 @@ impl Rows {
             .collect();
         places.sort_unstable();
         let item = self.item as u64;
+        let mut pages = Vec::with_capacity(places.len());
         let mut rest = places.iter().copied().peekable();
         while let Some((shard, row)) = rest.next() {
             let begin = self.start + row * item;
@@ -191,8 +192,9 @@ impl Rows {
             {
                 end = self.start + (row + 1) * item;
             }
-            self.files[shard as usize].will_need(begin, (end - begin) as usize);
+            pages.extend(self.files[shard as usize].pages(begin, (end - begin) as usize));
         }
+        will_need(&pages);
     }
 
     /// The slow and exact way, for a record whose bytes did not come right from the mapping.

@@ -19,11 +19,18 @@ pub fn run(args: &Umount) -> anyhow::Result<ExitCode> {
         && !args.lazy
     {
         let since = Instant::now();
-        while std::path::Path::new(&format!("/proc/{pid}")).exists() && since.elapsed() < PATIENCE {
+        while is_running(pid) && since.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the process is there and more than a zombie, which its parent may never look after.
+fn is_running(pid: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which is in parentheses and may hold anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 fn daemon_of(dir: &std::path::Path) -> Option<u64> {

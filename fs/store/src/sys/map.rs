@@ -112,10 +112,11 @@ impl Mapping {
         }
     }
 
-    /// Asks the kernel to read the pages of the range in. Only a hint: errors are of no interest.
-    pub(crate) fn will_need(&self, offset: usize, len: usize) {
+    /// The pages of a range, address and length, for [`will_need`].
+    pub(crate) fn pages(&self, offset: usize, len: usize) -> (usize, usize) {
         self.check(offset, len);
-        let _ = self.map.advise_range(Advice::WillNeed, offset, len);
+        let first = offset - offset % page_size();
+        (self.map.as_ptr() as usize + first, offset + len - first)
     }
 
     /// Tells the kernel that nothing is gained by reading around a missing page.
@@ -137,6 +138,11 @@ impl Drop for Mapping {
         // Before it is unmapped: the guard must not touch the address once others may have it.
         self.slot.unregister();
     }
+}
+
+/// Asks the kernel to read [`pages`](Mapping::pages) in.
+pub(crate) fn will_need(pages: &[(usize, usize)]) {
+    super::advise::will_need(pages);
 }
 
 fn page_size() -> usize {

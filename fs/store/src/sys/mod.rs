@@ -4,6 +4,7 @@
 //! may change or cut the file at any time.
 #![allow(unsafe_code)]
 
+mod advise;
 mod bits;
 mod guard;
 mod map;
@@ -12,6 +13,6 @@ mod stream;
 mod writeback;
 
 pub(crate) use bits::AtomicBits;
-pub(crate) use map::{Mapping, physical_memory};
+pub(crate) use map::{Mapping, physical_memory, will_need};
 pub(crate) use rename::rename_without_replacing;
 pub(crate) use writeback::start_writeback;
