@@ -271,7 +271,11 @@ impl Inner {
         mut region: RegionMut,
     ) -> Result<Region, Error> {
         let ids = view.plan(key)?;
-        gather(view, key, &ids, layout, &mut region, &self.pool)
+        // What nobody waits for yet is filled by one thread: several such jobs run side by side, and
+        // the threads of the pool spend as much time looking for work as a small batch takes.
+        let wanted = self.lock().slots.is_wanted(key);
+        let pool = wanted.then_some(&self.pool);
+        gather(view, key, &ids, layout, &mut region, pool)
             .map_err(|source| Error::Store { item: view.name(key), source })?;
         Metrics::add(&self.metrics.gathered_bytes, layout.size);
         Ok(region.freeze())

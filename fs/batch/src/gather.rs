@@ -11,7 +11,8 @@ const WORTH_A_THREAD: usize = 256 << 10;
 /// Parts of large batches are kept at least this large: the store copies such past the caches.
 const LARGE: usize = 4 << 20;
 
-/// Fills `out`, which is `layout.size` long, with what `key` names.
+/// Fills `out`, which is `layout.size` long, with what `key` names; on the threads of `pool`, or
+/// without it on this one.
 ///
 /// # Errors
 /// The first failure of the stream that was met; what `out` holds then is unspecified.
@@ -21,13 +22,16 @@ pub(crate) fn gather(
     ids: &[u64],
     layout: &Layout,
     out: &mut [u8],
-    pool: &ThreadPool,
+    pool: Option<&ThreadPool>,
 ) -> Result<(), Error> {
     let (header, payload) = out.split_at_mut(layout.header.len());
     header.copy_from_slice(&layout.header);
     match key.item {
         Item::Batch(s) | Item::Record(s) => match view.dataset().stream(s) {
-            Some(stream) => gather_records(&*stream.stream, ids, payload, pool),
+            Some(stream) => match pool {
+                Some(pool) => gather_records(&*stream.stream, ids, payload, pool),
+                None => stream.stream.gather(ids, payload),
+            },
             None => Err(Error::Invalid {
                 path: view.dataset().origin().to_owned(),
                 why: format!("there is no stream number {s}"),
