@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use batchfs_sampler::Spec;
+use batchfs_store::Codec;
 use bytesize::ByteSize;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
@@ -25,6 +26,7 @@ Start here:
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Create(Create),
+    TrainDict(TrainDict),
     Info(Info),
     Verify(Verify),
     Ids(Ids),
@@ -41,7 +43,8 @@ pub enum Command {
 #[command(after_help = "\
 Examples:
   batchfs create train/images --from images.npy
-  batchfs create train/labels --from labels.npy --shards 1
+  batchfs create train/labels --from labels.npy --codec zstd
+  batchfs create train/text --from values.npy --offsets cu.npy       records of different lengths
   batchfs mount train /mnt/ds            a folder of stores is one dataset")]
 pub struct Create {
     /// The store to make; must not exist
@@ -52,6 +55,38 @@ pub struct Create {
     /// Files that the records are spread over, 1 to 255: more of them write and read in parallel
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=255))]
     pub shards: u32,
+    /// How records are kept: as they are, or compressed one by one, without or with a dictionary
+    #[arg(long, default_value = "raw", value_name = "raw|zstd|zstd_dict", value_parser = codec)]
+    pub codec: Codec,
+    /// How hard zstd tries
+    #[arg(long, default_value_t = 3, allow_negative_numbers = true)]
+    pub level: i32,
+    /// The dictionary for zstd_dict, made by `batchfs train-dict`
+    #[arg(long, value_name = "FILE")]
+    pub dict: Option<PathBuf>,
+    /// Records of different lengths: where each starts in the one-dimensional values, and the end
+    #[arg(long, value_name = "cu.npy")]
+    pub offsets: Option<PathBuf>,
+    /// The shapes of such records, (records, axes); without it they have one axis
+    #[arg(long, value_name = "s.npy", requires = "offsets")]
+    pub shapes: Option<PathBuf>,
+}
+
+/// Train a dictionary on a stream, for stores of many small and similar records.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  batchfs train-dict sample/tokens -o tokens.dict
+  batchfs create train/tokens --from tokens.npy --codec zstd_dict --dict tokens.dict")]
+pub struct TrainDict {
+    /// A store or a .npy file, as representative as can be
+    pub source: PathBuf,
+    /// The file to write; must not exist
+    #[arg(short, long, value_name = "F")]
+    pub output: PathBuf,
+    /// How large it may become
+    #[arg(long, default_value = "112640B", value_name = "SIZE")]
+    pub size: ByteSize,
 }
 
 /// Show what a store, a folder of stores or a .npy file holds.
@@ -200,6 +235,10 @@ pub struct Demo {
     /// Leave the dataset and the mount in place, and say where
     #[arg(long)]
     pub keep: bool,
+}
+
+fn codec(text: &str) -> Result<Codec, String> {
+    text.parse().map_err(|e: batchfs_store::UnknownCodec| e.to_string())
 }
 
 fn spec(text: &str) -> Result<Spec, String> {

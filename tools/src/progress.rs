@@ -18,7 +18,10 @@ pub fn bytes(total: u64, what: &'static str) -> ProgressBar {
 
 /// The shape of a record, as in `(3, 224, 224)`.
 pub fn shape(schema: &Schema) -> String {
-    let Layout::Dense { item_shape } = &schema.layout;
+    let Layout::Dense { item_shape } = &schema.layout else {
+        let axes = if schema.ndim() == 1 { "axis" } else { "axes" };
+        return format!("ragged, {} {axes}", schema.ndim());
+    };
     match item_shape.as_slice() {
         [one] => format!("({one},)"),
         all => {

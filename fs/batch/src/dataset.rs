@@ -3,8 +3,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use batchfs_sampler::{Sampler, Spec};
-use batchfs_store::Stream;
+use batchfs_store::{DType, Layout as Records, Stream};
 
+use crate::layout::{Array, Fill};
 use crate::{Error, Face, Item, Key, Layout, Result};
 
 /// A stream and the name of its folder in the mount.
@@ -119,6 +120,7 @@ impl View {
             Item::Batch(s) => format!("{prefix}{}/batch/{number}{suffix}", stream(s)),
             Item::Record(s) => format!("{prefix}{}/record/{number}{suffix}", stream(s)),
             Item::Index => format!("{prefix}index/{number}{suffix}"),
+            Item::All => format!("{prefix}all/batch/{number}{suffix}"),
         }
     }
 
@@ -130,7 +132,7 @@ impl View {
         match key.item {
             Item::Record(_) if key.number < self.dataset.len => Ok(vec![key.number]),
             Item::Record(_) => Err(Error::NoRecord { item: self.name(key), len: self.dataset.len }),
-            Item::Batch(_) | Item::Index => {
+            Item::Batch(_) | Item::Index | Item::All => {
                 let mut ids = vec![0; self.sampler.local_batch() as usize];
                 self.sampler.ids(key.number, &mut ids);
                 Ok(ids)
@@ -141,22 +143,16 @@ impl View {
     /// Size and structure of the file that `key` names. Reads no payload.
     ///
     /// # Errors
-    /// [`Error::NoFace`] with the reason, [`Error::NoRecord`].
+    /// [`Error::NoFace`] with the reason, [`Error::NoRecord`], [`Error::Overflow`]; for ragged
+    /// streams [`Error::Store`] if the index is damaged.
     pub fn layout(&self, key: Key) -> Result<Layout> {
-        let count = self.sampler.local_batch();
-        let schema = |n: u16| {
-            let stream = self.dataset.stream(n).ok_or_else(|| "there is no such stream".to_owned());
-            stream.map(|s| s.stream.schema())
+        let arrays = self.arrays(key)?;
+        let about = match key.face {
+            Face::Safetensors => self.about(key),
+            _ => String::new(),
         };
-        let layout = match key.item {
-            Item::Batch(s) => schema(s).and_then(|sc| Layout::of(sc, Some(count), key.face)),
-            Item::Record(_) if key.number >= self.dataset.len => {
-                return Err(Error::NoRecord { item: self.name(key), len: self.dataset.len });
-            }
-            Item::Record(s) => schema(s).and_then(|sc| Layout::of(sc, None, key.face)),
-            Item::Index => Layout::index(count, key.face),
-        };
-        layout.map_err(|why| Error::NoFace { item: self.name(key), why })
+        Layout::frame(arrays, key.face, &about)
+            .map_err(|why| Error::NoFace { item: self.name(key), why })
     }
 
     /// Whether there is such a file, and if not, why. Reads no payload.
@@ -164,13 +160,98 @@ impl View {
     /// # Errors
     /// As [`layout`](Self::layout).
     pub fn exists(&self, key: Key) -> Result<()> {
+        let no = |why: &str| Err(Error::NoFace { item: self.name(key), why: why.to_owned() });
         match (key.face, key.item) {
-            (Face::Json, Item::Batch(_)) => Ok(()),
-            (Face::Json, _) => Err(Error::NoFace {
-                item: self.name(key),
-                why: "only batches have a .json".to_owned(),
-            }),
+            (Face::Bare | Face::Npy, Item::All) => {
+                no("several streams have no single array; take .safetensors")
+            }
+            (Face::Safetensors, Item::Index) => no("an index is bare or .npy"),
+            (Face::Json, Item::Index | Item::Record(_)) => no("only batches have a .json"),
+            (Face::Json, Item::Batch(_) | Item::All) => {
+                self.layout(Key { face: self.described(key), ..key }).map(drop)
+            }
             _ => self.layout(key).map(drop),
+        }
+    }
+
+    /// The face whose file the `.json` of `key` describes.
+    pub(crate) fn described(&self, key: Key) -> Face {
+        if key.item == Item::All { Face::Safetensors } else { Face::Bare }
+    }
+
+    /// The arrays of an item, without places.
+    fn arrays(&self, key: Key) -> Result<Vec<Array>> {
+        let array = |name: String, dtype, shape, fill| {
+            Array::new(name, dtype, shape, fill)
+                .map_err(|why| Error::NoFace { item: self.name(key), why })
+        };
+        let batch = self.sampler.local_batch();
+        let streams = match key.item {
+            Item::Index => {
+                return Ok(vec![array("ids".into(), DType::UInt64, vec![batch], Fill::Ids)?]);
+            }
+            Item::Batch(s) | Item::Record(s) => s..s + 1,
+            Item::All => 0..self.dataset.streams.len() as u16,
+        };
+        // Dense shapes are the same for all records, so that no step has to be planned for them.
+        let ids = match key.item {
+            Item::Record(_) => self.plan(key)?,
+            _ if self.is_dense(streams.clone()) => Vec::new(),
+            _ => self.plan(key)?,
+        };
+        let mut all = Vec::new();
+        for s in streams {
+            let Some(NamedStream { name, stream }) = self.dataset.stream(s) else {
+                let why = "there is no such stream".to_owned();
+                return Err(Error::NoFace { item: self.name(key), why });
+            };
+            let dtype = stream.schema().dtype;
+            let store = |source| Error::Store { item: self.name(key), source };
+            let named = |part: &str| match key.item {
+                Item::All => format!("{name}.{part}"),
+                _ => part.to_owned(),
+            };
+            let data = if key.item == Item::All { name.clone() } else { "data".to_owned() };
+            match (&stream.schema().layout, key.item) {
+                (_, Item::Record(_)) => {
+                    let mut shape = vec![0; stream.schema().ndim()];
+                    stream.shapes(&ids, &mut shape).map_err(store)?;
+                    all.push(array(data, dtype, shape, Fill::Records(s))?);
+                }
+                (Records::Dense { item_shape }, _) => {
+                    let shape = std::iter::once(batch).chain(item_shape.iter().copied()).collect();
+                    all.push(array(data, dtype, shape, Fill::Records(s))?);
+                }
+                (Records::Ragged { ndim }, _) => {
+                    let mut elements = vec![0; ids.len()];
+                    stream.elements(&ids, &mut elements).map_err(store)?;
+                    let values = elements
+                        .iter()
+                        .try_fold(0u64, |n, e| n.checked_add(*e))
+                        .filter(|n| i32::try_from(*n).is_ok())
+                        .ok_or_else(|| Error::Overflow { item: self.name(key) })?;
+                    all.push(array(named("values"), dtype, vec![values], Fill::Records(s))?);
+                    let offsets = vec![batch + 1];
+                    all.push(array(named("cu_seqlens"), DType::Int32, offsets, Fill::Offsets(s))?);
+                    let shapes = vec![batch, u64::from(*ndim)];
+                    all.push(array(named("shapes"), DType::UInt64, shapes, Fill::Shapes(s))?);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn is_dense(&self, streams: std::ops::Range<u16>) -> bool {
+        streams
+            .filter_map(|s| self.dataset.stream(s))
+            .all(|s| s.stream.schema().item_bytes().is_some())
+    }
+
+    /// What a safetensors file says of itself. A pure function of spec and number.
+    fn about(&self, key: Key) -> String {
+        match key.item {
+            Item::Record(_) => format!("record {}", key.number),
+            _ => format!("spec {}, step {}", self.sampler.spec(), key.number),
         }
     }
 }

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::{Face, Item, Key, Layout, NamedStream, View};
+use crate::{Item, Key, NamedStream, View};
 
 impl NamedStream {
     /// What `schema.json` of the stream says.
@@ -24,42 +24,39 @@ impl NamedStream {
 }
 
 impl View {
-    /// The `.json` face of a batch, as text: what a client needs to take the bare file apart.
+    /// The `.json` face of a batch, of one stream or of all, as text: what a client needs to take
+    /// the file beside it apart, the bare one or for all streams the `.safetensors`.
     ///
     /// # Errors
     /// As [`View::layout`].
-    pub fn describe(&self, stream: u16, step: u64) -> crate::Result<String> {
-        let key =
-            Key { view: self.number(), item: Item::Batch(stream), face: Face::Bare, number: step };
-        let layout = self.layout(key)?;
-        let ids = self.plan(key)?;
-        let name = self.dataset().stream(stream).map_or("", |s| &s.name);
+    pub fn describe(&self, key: Key) -> crate::Result<String> {
+        let file = Key { face: self.described(key), ..key };
+        let layout = self.layout(file)?;
+        let ids = self.plan(file)?;
+        let stream = match key.item {
+            Item::Batch(s) => self.dataset().stream(s),
+            _ => None,
+        };
         let out = json!({
             "format": "batchfs-batch",
             "version": 1,
-            "stream": name,
+            "stream": stream.map(|s| &s.name),
             "spec": self.sampler().spec().to_string(),
-            "step": step,
-            "cycle": self.sampler().cycle_of(step),
-            "layout": "dense",
-            "file": step.to_string(),
+            "step": key.number,
+            "cycle": self.sampler().cycle_of(key.number),
+            "layout": stream.map(|s| layout_name(&s.stream.schema().layout)),
+            "file": format!("{}{}", key.number, file.face.suffix()),
             "nbytes": layout.size,
-            "arrays": arrays(&layout),
+            "arrays": layout.describe(),
             "ids": ids,
         });
         Ok(format!("{out:#}\n"))
     }
 }
 
-fn arrays(layout: &Layout) -> Value {
-    let one = |a: &crate::Array| {
-        json!({
-            "name": a.name,
-            "dtype": a.dtype,
-            "shape": a.shape,
-            "offset": a.offset,
-            "nbytes": a.nbytes,
-        })
-    };
-    layout.arrays.iter().map(one).collect()
+fn layout_name(layout: &batchfs_store::Layout) -> &'static str {
+    match layout {
+        batchfs_store::Layout::Dense { .. } => "dense",
+        batchfs_store::Layout::Ragged { .. } => "ragged",
+    }
 }

@@ -275,7 +275,7 @@ impl Inner {
         // the threads of the pool spend as much time looking for work as a small batch takes.
         let wanted = self.lock().slots.is_wanted(key);
         let pool = wanted.then_some(&self.pool);
-        gather(view, key, &ids, layout, &mut region, pool)
+        gather(view, &ids, layout, &mut region, pool)
             .map_err(|source| Error::Store { item: view.name(key), source })?;
         Metrics::add(&self.metrics.gathered_bytes, layout.size);
         Ok(region.freeze())

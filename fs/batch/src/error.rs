@@ -31,6 +31,14 @@ pub enum Error {
         /// The reason.
         why: String,
     },
+    /// A ragged batch has more values than its int32 offsets can count.
+    #[error(
+        "{item}: the records have more than 2147483647 values together, which is more than cu_seqlens (int32) can count; mount with a smaller batch"
+    )]
+    Overflow {
+        /// What was asked for.
+        item: String,
+    },
     /// There is no such record.
     #[error("{item}: there is no such record; there are {len}, numbered from 0")]
     NoRecord {

@@ -3,23 +3,26 @@ use std::fmt;
 /// The form in which an item is delivered: what follows its number in a file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Face {
-    /// No suffix: the array's bytes, C order, little-endian, nothing else.
+    /// No suffix: the arrays' bytes, C order, little-endian, nothing else.
     Bare,
-    /// `.npy`: the same with NumPy's header, padded so that the data starts at a page.
+    /// `.npy`: one array with NumPy's header, padded so that the data starts at a page.
     Npy,
+    /// `.safetensors`: named tensors, the first one at a page, each at 64 bytes.
+    Safetensors,
     /// `.json`: dtype, shape, offsets and record ids.
     Json,
 }
 
 impl Face {
     /// All faces, in the order of the documentation.
-    pub const ALL: &[Face] = &[Face::Bare, Face::Npy, Face::Json];
+    pub const ALL: &[Face] = &[Face::Bare, Face::Npy, Face::Safetensors, Face::Json];
 
     /// What a file name of this face ends with.
     pub const fn suffix(self) -> &'static str {
         match self {
             Face::Bare => "",
             Face::Npy => ".npy",
+            Face::Safetensors => ".safetensors",
             Face::Json => ".json",
         }
     }
@@ -39,6 +42,8 @@ pub enum Item {
     Record(u16),
     /// The record ids of a step, uint64, the same for all streams.
     Index,
+    /// The batches of a step of all streams together.
+    All,
 }
 
 /// Names one region: everything that a path says.
@@ -46,7 +51,7 @@ pub enum Item {
 pub struct Key {
     /// Number of the view, see [`View::number`](crate::View::number).
     pub view: u16,
-    /// Batch, record or index, and of which stream.
+    /// Batch, record, index or all, and of which stream.
     pub item: Item,
     /// In which form.
     pub face: Face,

@@ -24,5 +24,5 @@ pub use engine::{Batch, Engine, Options};
 pub use error::{Error, Result};
 pub use face::{Face, Item, Key};
 pub use gather::gather_records;
-pub use layout::{Array, Layout};
+pub use layout::{Array, Fill, Layout};
 pub use metrics::Metrics;

@@ -10,6 +10,7 @@ use fuser::Errno;
 pub(crate) fn errno(error: &Error) -> Errno {
     match error {
         Error::NoFace { .. } | Error::NoRecord { .. } => Errno::ENOENT,
+        Error::Overflow { .. } => Errno::EOVERFLOW,
         Error::TooLarge { .. } | Error::NoRoom { .. } | Error::Memory { .. } => Errno::ENOMEM,
         Error::Store { source: Store::Io { source, .. }, .. } => match source.kind() {
             ErrorKind::TimedOut => Errno::ETIMEDOUT,

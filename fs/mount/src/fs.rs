@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
 
-use batchfs_batch::Face;
+use batchfs_batch::{Face, Item, Key};
 use fuser::{
     BsdFileFlags, Errno, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData,
@@ -97,6 +97,13 @@ impl Filesystem for BatchFs {
             Err(e) => return reply.error(e),
         };
         let key = match node {
+            // An empty record of a ragged stream has no region.
+            Node::File(Key { item: Item::Record(_), .. })
+                if self.tree.attr(ino.0, node).size == 0 =>
+            {
+                let flags = FopenFlags::FOPEN_KEEP_CACHE;
+                return self.files.open(Open::Text("".into()), flags, reply);
+            }
             Node::File(key) if key.face != Face::Json => key,
             node => {
                 return match self.tree.text(node) {

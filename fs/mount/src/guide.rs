@@ -30,12 +30,18 @@ pub(crate) fn readme(view: &View) -> String {
     say("");
     for stream in data.streams() {
         let schema = stream.stream.schema();
-        let batchfs_store::Layout::Dense { item_shape } = &schema.layout;
-        let shape: Vec<String> = std::iter::once(batch)
-            .chain(item_shape.iter().copied())
-            .map(|d| d.to_string())
-            .collect();
-        say(&format!("  {:<16} {} ({})", stream.name, schema.dtype, shape.join(", ")));
+        let what = match &schema.layout {
+            batchfs_store::Layout::Dense { item_shape } => {
+                let shape = std::iter::once(batch).chain(item_shape.iter().copied());
+                let shape: Vec<String> = shape.map(|d| d.to_string()).collect();
+                format!("({})", shape.join(", "))
+            }
+            batchfs_store::Layout::Ragged { ndim } => format!(
+                "ragged: values, cu_seqlens int32 ({}), shapes uint64 ({batch}, {ndim})",
+                batch + 1
+            ),
+        };
+        say(&format!("  {:<16} {} {what}", stream.name, schema.dtype));
     }
     say("");
     say("What is where:");
@@ -56,6 +62,9 @@ pub(crate) fn readme(view: &View) -> String {
         say(&format!("  {name}/schema.json       what a record is"));
         say("");
     }
+    say(
+        "  all/batch/17.safetensors the batches of all streams as named tensors (also <stream>/batch/17.safetensors)",
+    );
     say("  index/17[.npy]           the record ids of step 17, uint64, the same for all streams");
     say("  .batchfs/config.json     how this was mounted");
     say("  .batchfs/metrics         counters and gauges, Prometheus text");

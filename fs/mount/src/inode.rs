@@ -19,8 +19,9 @@ const KIND_AT: u32 = NUMBER_BITS + STREAM_BITS + VIEW_BITS;
 
 const KIND_TOP: u64 = 0;
 const KIND_INNER: u64 = 1;
-/// Kinds of files: 2 + 8 * item + face.
+/// Kinds of files: 2 + 7 * item + face.
 const KIND_FILE: u64 = 2;
+const FACES: u64 = 7;
 const KIND_KEPT: u64 = 31;
 
 /// Most numbers over 42 bits that are remembered at a time.
@@ -64,6 +65,8 @@ impl Inodes {
                     Inner::Schema(s) => (2, s),
                     Inner::Records(s) => (3, s),
                     Inner::Batches(s) => (4, s),
+                    Inner::All => (5, 0),
+                    Inner::AllBatches => (6, 0),
                 };
                 pack(KIND_INNER, view, stream, which)
             }
@@ -72,13 +75,15 @@ impl Inodes {
                     Item::Batch(s) => (0, s),
                     Item::Record(s) => (1, s),
                     Item::Index => (2, 0),
+                    Item::All => (3, 0),
                 };
                 let face = match key.face {
                     Face::Bare => 0,
                     Face::Npy => 1,
                     Face::Json => 2,
+                    Face::Safetensors => 3,
                 };
-                pack(KIND_FILE + 8 * item + face, key.view, stream, key.number)
+                pack(KIND_FILE + FACES * item + face, key.view, stream, key.number)
             }
             Node::File(key) => self.keep(key, looked_up)?,
         })
@@ -99,6 +104,8 @@ impl Inodes {
                     2 => Inner::Schema(stream),
                     3 => Inner::Records(stream),
                     4 => Inner::Batches(stream),
+                    5 => Inner::All,
+                    6 => Inner::AllBatches,
                     _ => return None,
                 };
                 Some(Node::Inner(view, inner))
@@ -109,16 +116,18 @@ impl Inodes {
             }
             kind => {
                 let kind = kind - KIND_FILE;
-                let item = match kind / 8 {
+                let item = match kind / FACES {
                     0 => Item::Batch(stream),
                     1 => Item::Record(stream),
                     2 => Item::Index,
+                    3 => Item::All,
                     _ => return None,
                 };
-                let face = match kind % 8 {
+                let face = match kind % FACES {
                     0 => Face::Bare,
                     1 => Face::Npy,
                     2 => Face::Json,
+                    3 => Face::Safetensors,
                     _ => return None,
                 };
                 Some(Node::File(Key { view, item, face, number }))
@@ -194,7 +203,8 @@ mod tests {
                 }
             }
         }
-        nodes.extend([Node::Inner(0, Inner::Indices), key(Item::Index, Face::Npy, 7)]);
+        nodes.extend([Inner::Indices, Inner::All, Inner::AllBatches].map(|i| Node::Inner(0, i)));
+        nodes.extend([key(Item::Index, Face::Npy, 7), key(Item::All, Face::Safetensors, 7)]);
         let mut seen = std::collections::HashSet::new();
         for node in nodes {
             let ino = inodes.number(node, true).unwrap();

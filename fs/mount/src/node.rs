@@ -29,6 +29,8 @@ pub(crate) enum Inner {
     Schema(u16),
     Records(u16),
     Batches(u16),
+    All,
+    AllBatches,
 }
 
 impl Top {

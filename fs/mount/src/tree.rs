@@ -76,6 +76,7 @@ impl Tree {
             Node::Inner(_, Inner::Batches(s)) => numbered(Item::Batch(s)),
             Node::Inner(_, Inner::Records(s)) => numbered(Item::Record(s)),
             Node::Inner(_, Inner::Indices) => numbered(Item::Index),
+            Node::Inner(_, Inner::AllBatches) => numbered(Item::All),
             Node::Top(Top::Root) if name == "index" => Ok(Node::Inner(MAIN, Inner::Indices)),
             folder => self
                 .named(folder)
@@ -95,6 +96,7 @@ impl Tree {
                     own("README.txt", Node::Top(Top::Readme)),
                     own(".batchfs", Node::Top(Top::Control)),
                     own("index", Node::Inner(MAIN, Inner::Indices)),
+                    own("all", Node::Inner(MAIN, Inner::All)),
                 ];
                 let streams = self.dataset().streams().iter().enumerate();
                 all.extend(
@@ -112,18 +114,24 @@ impl Tree {
                 own("record", Node::Inner(view, Inner::Records(s))),
                 own("batch", Node::Inner(view, Inner::Batches(s))),
             ],
+            Node::Inner(view, Inner::All) => {
+                vec![own("batch", Node::Inner(view, Inner::AllBatches))]
+            }
             _ => Vec::new(),
         }
     }
 
     /// How many numbered entries a listing of `folder` shows, and what they are: one cycle's
     /// steps, or all records. Any other step may be opened all the same.
-    fn numbered(&self, folder: Node) -> Option<(u64, Item)> {
+    fn numbered(&self, folder: Node) -> Option<(u64, Item, Face)> {
         let steps = self.view.sampler().steps_per_cycle();
         match folder {
-            Node::Inner(_, Inner::Batches(s)) => Some((steps, Item::Batch(s))),
-            Node::Inner(_, Inner::Indices) => Some((steps, Item::Index)),
-            Node::Inner(_, Inner::Records(s)) => Some((self.dataset().len(), Item::Record(s))),
+            Node::Inner(_, Inner::Batches(s)) => Some((steps, Item::Batch(s), Face::Bare)),
+            Node::Inner(_, Inner::Indices) => Some((steps, Item::Index, Face::Bare)),
+            Node::Inner(_, Inner::AllBatches) => Some((steps, Item::All, Face::Safetensors)),
+            Node::Inner(_, Inner::Records(s)) => {
+                Some((self.dataset().len(), Item::Record(s), Face::Bare))
+            }
             _ => None,
         }
     }
@@ -144,14 +152,14 @@ impl Tree {
             }
         }
         let at = offset.saturating_sub(2);
-        if let Some((count, item)) = self.numbered(folder) {
+        if let Some((count, item, face)) = self.numbered(folder) {
             let mut name = String::new();
             for number in at..count {
                 use std::fmt::Write as _;
                 name.clear();
                 // Writing to a String cannot fail.
-                let _ = write!(name, "{number}");
-                let node = Node::File(Key { view: MAIN, item, face: Face::Bare, number });
+                let _ = write!(name, "{number}{}", face.suffix());
+                let node = Node::File(Key { view: MAIN, item, face, number });
                 if entry(&name, node, number + 3) {
                     return;
                 }
@@ -175,9 +183,7 @@ impl Tree {
             Node::Inner(_, Inner::Schema(s)) => {
                 self.dataset().stream(s).map(|s| format!("{:#}\n", s.describe()))
             }
-            Node::File(Key { item: Item::Batch(s), face: Face::Json, number, .. }) => {
-                self.view.describe(s, number).ok()
-            }
+            Node::File(key) if key.face == Face::Json => self.view.describe(key).ok(),
             _ => None,
         }
     }
@@ -245,6 +251,7 @@ fn parent(node: Node) -> Node {
         Node::Inner(view, Inner::Records(s) | Inner::Batches(s)) => {
             Node::Inner(view, Inner::Stream(s))
         }
+        Node::Inner(view, Inner::AllBatches) => Node::Inner(view, Inner::All),
         _ => Node::Top(Top::Root),
     }
 }

@@ -28,9 +28,13 @@ compile_error!(
     "stores are little-endian and are mapped as they are; there is no port to big-endian hosts"
 );
 
+mod announce;
 mod codec;
+mod compress;
 mod dataset;
+mod dictionary;
 mod dtype;
+mod encode;
 mod error;
 mod geometry;
 mod guarded;
@@ -38,6 +42,7 @@ mod hash;
 mod header;
 mod index;
 pub mod npy;
+mod packed;
 mod publish;
 mod rows;
 mod schema;
@@ -48,8 +53,9 @@ mod verify;
 mod write;
 mod writer;
 
-pub use codec::Codec;
+pub use codec::{Codec, UnknownCodec};
 pub use dataset::{DatasetWriter, check_lengths, check_stream_name};
+pub use dictionary::{Trained, train_dict};
 pub use dtype::{DType, UnknownDType};
 pub use error::{Error, Result};
 pub use guarded::GuardedFile;

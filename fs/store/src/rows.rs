@@ -1,7 +1,9 @@
 use std::path::{Path, PathBuf};
 
+use crate::announce::{Wanted, announce};
 use crate::geometry::Geometry;
-use crate::sys::{AtomicBits, physical_memory, will_need};
+use crate::stream::check_ids;
+use crate::sys::{AtomicBits, physical_memory};
 use crate::{Error, GuardedFile, Result};
 
 /// When a record's bytes are held against its checksum.
@@ -34,8 +36,8 @@ pub struct Rows {
 const PREFETCH: usize = 512;
 /// Records and calls from these sizes on are copied past the caches: what such a call writes does
 /// not stay there until it is read.
-const LARGE_RECORD: usize = 16 << 10;
-const LARGE_CALL: usize = 4 << 20;
+pub(crate) const LARGE_RECORD: usize = 16 << 10;
+pub(crate) const LARGE_CALL: usize = 4 << 20;
 
 impl Rows {
     /// The rows of a single file, `records` of `item` bytes each from byte `start` on.
@@ -158,12 +160,7 @@ impl Rows {
             );
             return Err(Error::Invalid { path: self.origin.clone(), why });
         }
-        match ids.iter().find(|id| **id >= self.len()) {
-            Some(&record) => {
-                Err(Error::NoSuchRecord { path: self.origin.clone(), record, len: self.len() })
-            }
-            None => Ok(()),
-        }
+        check_ids(&self.origin, ids, self.len())
     }
 
     #[inline]
@@ -172,29 +169,14 @@ impl Rows {
         (&self.files[shard as usize], self.start + row * self.item as u64)
     }
 
-    /// Has the kernel read what is to come, in few calls and in the order of the disk.
+    /// Has the kernel read what is to come.
     fn announce(&self, ids: &[u64]) {
-        const GAP: u64 = 16 << 10;
-        let mut places: Vec<(u32, u64)> = ids
-            .iter()
-            .filter(|id| self.announce || !self.seen.get(**id))
-            .map(|id| self.geometry.locate(*id))
-            .collect();
-        places.sort_unstable();
-        let item = self.item as u64;
-        let mut pages = Vec::with_capacity(places.len());
-        let mut rest = places.iter().copied().peekable();
-        while let Some((shard, row)) = rest.next() {
-            let begin = self.start + row * item;
-            let mut end = begin + item;
-            while let Some((_, row)) =
-                rest.next_if(|(s, row)| *s == shard && self.start + row * item <= end + GAP)
-            {
-                end = self.start + (row + 1) * item;
-            }
-            pages.extend(self.files[shard as usize].pages(begin, (end - begin) as usize));
-        }
-        will_need(&pages);
+        let wanted = ids.iter().filter(|id| self.announce || !self.seen.get(**id)).map(|id| {
+            let (file, row) = self.geometry.locate(*id);
+            let begin = self.start + row * self.item as u64;
+            Wanted { file, begin, end: begin + self.item as u64 }
+        });
+        announce(&self.files, wanted.collect());
     }
 
     /// The slow and exact way, for a record whose bytes did not come right from the mapping.
@@ -215,8 +197,7 @@ impl Rows {
                 None => Ok(()),
                 Some(why) => Err(damaged(why)),
             },
-            Err(Error::BadStore { path, why }) => Err(damaged(format!("{} {why}", name_of(&path)))),
-            Err(e) => Err(e),
+            Err(e) => Err(damage_of(e, damaged)),
         }
     }
 
@@ -226,6 +207,14 @@ impl Rows {
 
     pub(crate) fn geometry(&self) -> Geometry {
         self.geometry
+    }
+}
+
+/// An error of reading a record: a file that is not what it was has damaged that record.
+pub(crate) fn damage_of(e: Error, damaged: impl FnOnce(String) -> Error) -> Error {
+    match e {
+        Error::BadStore { path, why } => damaged(format!("{} {why}", name_of(&path))),
+        e => e,
     }
 }
 

@@ -2,10 +2,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::header::{HEADER, Header, SEAL, bad, read_small, seal, shard_name};
+use crate::compress::Decoder;
+use crate::header::{DICTIONARY, HEADER, Header, SEAL, bad, read_at_most, read_small, seal};
 use crate::index::Index;
+use crate::packed::Packed;
 use crate::rows::{Rows, Verify};
-use crate::{Codec, Error, GuardedFile, Result, Schema, Stream, hash, is_unfinished};
+use crate::stream::{check_request, dense_elements, dense_shapes};
+use crate::{Codec, Error, GuardedFile, Layout, Result, Schema, Stream, hash, is_unfinished};
 
 /// How a store is to be read.
 #[derive(Clone, Debug, Default)]
@@ -25,19 +28,32 @@ impl OpenOptions {
 pub struct Store {
     path: PathBuf,
     header: Header,
-    index: Index,
-    rows: Rows,
+    body: Body,
     verify: Verify,
+}
+
+/// The records, by how they lie.
+pub(crate) enum Body {
+    /// Dense and raw: place and size of a record follow from its id.
+    Rows {
+        /// Where each record is.
+        rows: Rows,
+        /// A checksum of each record.
+        index: Index,
+    },
+    /// Ragged or compressed: the index tells.
+    Packed(Packed),
 }
 
 impl Store {
     /// Opens the store in the folder `path`. What it reads does not grow with the number of
-    /// records, but for one checksum per 8,192 of them.
+    /// records, but for one checksum per block of the index: 8,192 records that are dense and raw,
+    /// mostly 2,048 others.
     ///
     /// # Errors
     /// [`Error::Io`] if files are missing or cannot be read, [`Error::UnknownVersion`] for a format
-    /// of another version, [`Error::BadStore`] for a header, seal, index or shard that is not
-    /// exactly as it was written, as far as its length and checksums tell.
+    /// of another version, [`Error::BadStore`] for a header, seal, index, dictionary or shard that is
+    /// not exactly as it was written, as far as its length and checksums tell.
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Store> {
         let path = path.as_ref();
         if is_unfinished(path) {
@@ -57,15 +73,21 @@ impl Store {
         let found = path.join(SEAL);
         let text = read_small(&found)?;
         let header = Header::parse(&head, &json)?;
-        let index = Index::open(path, header.geometry.records)?;
+        let index = Index::open(path, header.geometry.records, header.form())?;
         if text != seal(&json, index.block_sums()).as_bytes() {
             let why = format!("does not match {HEADER} and the index: one of the three is damaged");
             return Err(bad(&found, why));
         }
         let (files, start) = open_shards(path, &header)?;
-        let item = header.schema.item_bytes().unwrap_or(0) as usize;
-        let rows = Rows::new(path.into(), files, header.geometry, start, item)?;
-        Ok(Store { path: path.into(), header, index, rows, verify: options.verify })
+        let body = if header.packed.is_some() {
+            let decoder = open_decoder(path, &header)?;
+            Body::Packed(Packed::new(path.into(), files, &header, index, decoder))
+        } else {
+            let item = header.schema.item_bytes().unwrap_or(0) as usize;
+            let rows = Rows::new(path.into(), files, header.geometry, start, item)?;
+            Body::Rows { rows, index }
+        };
+        Ok(Store { path: path.into(), header, body, verify: options.verify })
     }
 
     /// How the records are kept.
@@ -93,31 +115,33 @@ impl Store {
         &self.header.writer
     }
 
-    /// Bytes of all records, headers and checksums not counted.
+    /// The compression level that the records were written with, of codecs that have one.
+    pub fn level(&self) -> Option<i32> {
+        self.header.packed.as_ref()?.level
+    }
+
+    /// Bytes of all records, decompressed; headers and checksums not counted.
     pub fn payload_bytes(&self) -> u64 {
-        self.header.geometry.records * self.item()
+        match &self.header.packed {
+            Some(packed) => packed.raw_bytes,
+            None => self.header.geometry.records * self.header.schema.item_bytes().unwrap_or(0),
+        }
     }
 
-    /// Bytes of one record.
-    pub(crate) fn item(&self) -> u64 {
-        self.header.schema.item_bytes().unwrap_or(0)
+    /// Bytes that the records take on disk, without the index and what else there is.
+    pub fn stored_bytes(&self) -> u64 {
+        match &self.header.packed {
+            Some(packed) => packed.shard_bytes.iter().sum(),
+            None => self.payload_bytes(),
+        }
     }
 
-    pub(crate) fn rows(&self) -> &Rows {
-        &self.rows
-    }
-
-    pub(crate) fn index(&self) -> &Index {
-        &self.index
+    pub(crate) fn body(&self) -> &Body {
+        &self.body
     }
 
     pub(crate) fn data_start(&self) -> u64 {
-        self.header.npy(0).len() as u64
-    }
-
-    pub(crate) fn mismatch(&self, id: u64, bytes: &[u8]) -> Result<Option<String>> {
-        let (want, found) = (self.index.entry(id)?, hash::of(bytes));
-        Ok(mismatch(want, found))
+        self.header.shard_front(0).len() as u64
     }
 }
 
@@ -126,26 +150,38 @@ pub(crate) fn mismatch(want: u64, found: u64) -> Option<String> {
         .then(|| format!("the bytes have checksum {found:016x}, but were written with {want:016x}"))
 }
 
+fn open_decoder(path: &Path, header: &Header) -> Result<Decoder> {
+    let file = path.join(DICTIONARY);
+    let Some(told) = header.packed.as_ref().and_then(|packed| packed.dictionary) else {
+        return Decoder::new(None).map_err(|why| bad(path, why));
+    };
+    let bytes = read_at_most(&file, told.bytes)?;
+    if bytes.len() as u64 != told.bytes || hash::of(&bytes) != told.sum {
+        let why = format!("is not the dictionary that {HEADER} tells of: it is damaged");
+        return Err(bad(&file, why));
+    }
+    Decoder::new(Some(&bytes)).map_err(|why| bad(&file, why))
+}
+
 fn open_shards(path: &Path, header: &Header) -> Result<(Vec<GuardedFile>, u64)> {
-    let item = header.schema.item_bytes().unwrap_or(0);
     let mut start = 0;
     let mut files = Vec::with_capacity(header.geometry.shards as usize);
     for k in 0..header.geometry.shards {
-        let file = GuardedFile::open(path.join(shard_name(k)))?;
-        let want = header.npy(k);
-        let rows = header.geometry.rows(k);
-        start = want.len() as u64;
-        if file.len() != start + rows * item {
-            let why = format!(
-                "has {} bytes, but shard {k} with {rows} records has {}",
-                file.len(),
-                start + rows * item
-            );
+        let file = GuardedFile::open(path.join(header.shard_name(k)))?;
+        let want = header.shard_len(k);
+        if file.len() != want {
+            let rows = header.geometry.rows(k);
+            let why =
+                format!("has {} bytes, but shard {k} with {rows} records has {want}", file.len());
             return Err(bad(file.path(), why));
         }
-        let mut found = vec![0; want.len()];
-        file.read_at(0, &mut found)?;
-        if found != want {
+        let front = header.shard_front(k);
+        start = front.len() as u64;
+        let mut found = vec![0; front.len()];
+        if !found.is_empty() {
+            file.read_at(0, &mut found)?;
+        }
+        if found != front {
             return Err(bad(
                 file.path(),
                 "does not begin with the header that the store's schema gives it".into(),
@@ -166,9 +202,37 @@ impl Stream for Store {
     }
 
     fn gather(&self, ids: &[u64], out: &mut [u8]) -> Result<()> {
-        self.rows.gather_checked(ids, out, self.verify, |id, bytes| {
-            if self.verify == Verify::Never { Ok(None) } else { self.mismatch(id, bytes) }
-        })
+        match &self.body {
+            Body::Rows { rows, index } => {
+                rows.gather_checked(ids, out, self.verify, |id, bytes| {
+                    Ok(match self.verify {
+                        Verify::Never => None,
+                        _ => mismatch(index.sum(id)?, hash::of(bytes)),
+                    })
+                })
+            }
+            Body::Packed(packed) => packed.gather(ids, out, self.verify),
+        }
+    }
+
+    fn elements(&self, ids: &[u64], out: &mut [u64]) -> Result<()> {
+        match (&self.body, &self.header.schema.layout) {
+            (Body::Packed(packed), Layout::Ragged { .. }) => {
+                check_request(self, ids, 1, out.len())?;
+                packed.elements(ids, out)
+            }
+            _ => dense_elements(self, ids, out),
+        }
+    }
+
+    fn shapes(&self, ids: &[u64], out: &mut [u64]) -> Result<()> {
+        match (&self.body, &self.header.schema.layout) {
+            (Body::Packed(packed), Layout::Ragged { ndim }) => {
+                check_request(self, ids, *ndim as usize, out.len())?;
+                packed.shapes(ids, out)
+            }
+            _ => dense_shapes(self, ids, out),
+        }
     }
 
     fn origin(&self) -> &Path {

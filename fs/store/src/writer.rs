@@ -6,12 +6,14 @@ use std::time::SystemTime;
 
 use rayon::prelude::*;
 
+use crate::compress::Encoder;
+use crate::encode::{encode, pieces};
 use crate::geometry::{Geometry, Run};
-use crate::header::{HEADER, Header, SEAL, seal, shard_name};
+use crate::header::{DICTIONARY, Dictionary, HEADER, Header, MAX_RECORD, Packing, SEAL, seal};
 use crate::index::IndexWriter;
 use crate::publish::TempFolder;
 use crate::write::{Output, sync_folder};
-use crate::{Codec, Error, Result, Schema, hash};
+use crate::{Codec, Error, Layout, Result, Schema, hash};
 
 /// How a store is to be written.
 #[derive(Clone, Debug)]
@@ -21,8 +23,14 @@ pub struct WriteOptions {
     pub shards: u32,
     /// How records are kept.
     pub codec: Codec,
+    /// The level of the codecs that compress, 3 by default: the higher, the smaller and the
+    /// slower to write. Reading is as fast at all of them.
+    pub level: i32,
+    /// The dictionary for [`Codec::ZstdDict`], and for it alone: what
+    /// [`train_dict`](crate::train_dict) or zstd's own tools make.
+    pub dictionary: Option<Vec<u8>>,
     /// Records that go to one shard before the next one's turn, a power of two. Chosen so that a
-    /// stripe has up to 256 KiB, if not given.
+    /// stripe has up to 256 KiB, or of 256 ragged records, if not given.
     pub stripe: Option<u64>,
     /// The time that the store carries, in whole seconds; now, if not given. With it given, the
     /// same records make the same bytes.
@@ -36,6 +44,8 @@ impl Default for WriteOptions {
         Self {
             shards: 4,
             codec: Codec::Raw,
+            level: 3,
+            dictionary: None,
             stripe: None,
             created: None,
             writer: concat!("batchfs ", env!("CARGO_PKG_VERSION")).into(),
@@ -45,20 +55,30 @@ impl Default for WriteOptions {
 
 /// Payload per stripe that is aimed at, in bytes.
 const STRIPE: u64 = 256 << 10;
+/// Records per stripe where their size is not known, and the most of compressed ones.
+const STRIPE_RAGGED: u64 = 256;
+const STRIPE_PACKED: u64 = 4096;
 /// Bytes that are hashed, then written while still in the cache.
 const STEP: usize = 512 << 10;
 /// Bytes of an append that are at work at once: bounds the memory for their checksums.
 const CHUNK: usize = 64 << 20;
-/// Less than this is not worth a second thread.
+/// The same where records differ in size: bytes, unless one record has more, and records.
+const CHUNK_PACKED: u64 = 16 << 20;
+const CHUNK_RECORDS: usize = 64 << 10;
+/// Less than this is not worth a second thread, and less than that not if it is to be compressed.
 const PARALLEL: usize = 256 << 10;
+const PARALLEL_ZSTD: usize = 64 << 10;
 
 /// Writes one store, which is there under its name once [`finish`](Self::finish) returned, and
 /// not before. Dropped without that, it leaves nothing.
 pub struct StoreWriter {
     header: Header,
+    /// Bytes of a dense record, 0 for ragged ones.
     item: usize,
     shards: Vec<Output>,
     index: IndexWriter,
+    encoder: Option<Encoder>,
+    dictionary: Option<Vec<u8>>,
     failed: bool,
     /// Last, so that it is dropped, and the folder removed, after the files are closed.
     place: Place,
@@ -105,16 +125,17 @@ impl StoreWriter {
     /// it is removed.
     ///
     /// # Errors
-    /// [`Error::Exists`] if there is a `dest`, [`Error::Invalid`] if records have no bytes or more
-    /// than 2 GiB or `shards` is not within 1..=255, [`Error::Io`] if nothing can be written there.
+    /// [`Error::Exists`] if there is a `dest`, [`Error::Invalid`] if dense records have no bytes or
+    /// more than 2 GiB, ragged ones no axis, or an option does not fit, [`Error::Io`] if nothing can
+    /// be written there.
     pub fn create(
         dest: impl AsRef<Path>,
         schema: Schema,
         options: WriteOptions,
     ) -> Result<StoreWriter> {
         let dest = dest.as_ref();
-        let header = header(dest, schema, options)?;
-        Self::start(header, Place::Alone(TempFolder::create(dest)?))
+        let plan = Plan::new(dest, schema, options)?;
+        Self::start(plan, Place::Alone(TempFolder::create(dest)?))
     }
 
     pub(crate) fn within(
@@ -125,44 +146,56 @@ impl StoreWriter {
         records: Arc<OnceLock<u64>>,
     ) -> Result<StoreWriter> {
         let told = parent.dest().join(name);
-        let header = header(&told, schema, options)?;
+        let plan = Plan::new(&told, schema, options)?;
         let folder = parent.path().join(name);
         fs::create_dir(&folder).map_err(Error::io(told, "cannot create"))?;
-        Self::start(header, Place::Within { folder, parent, records })
+        Self::start(plan, Place::Within { folder, parent, records })
     }
 
-    fn start(header: Header, place: Place) -> Result<StoreWriter> {
+    fn start(plan: Plan, place: Place) -> Result<StoreWriter> {
+        let Plan { header, encoder, dictionary } = plan;
         let told = place.told();
         // Its length does not depend on the number of rows: one page holds any.
-        let start = header.npy(0).len() as u64;
+        let start = header.shard_front(0).len() as u64;
         let shards = (0..header.geometry.shards)
             .map(|k| {
-                let mut out = Output::create(&place.folder().join(shard_name(k)), &told)?;
+                let mut out = Output::create(&place.folder().join(header.shard_name(k)), &told)?;
                 out.skip(start);
                 Ok(out)
             })
             .collect::<Result<Vec<_>>>()?;
-        let index = IndexWriter::create(place.folder(), &told)?;
+        let index = IndexWriter::create(place.folder(), &told, header.form())?;
         let item = header.schema.item_bytes().unwrap_or(0) as usize;
-        Ok(StoreWriter { header, item, shards, index, failed: false, place })
+        Ok(StoreWriter { header, item, shards, index, encoder, dictionary, failed: false, place })
     }
 
-    /// Appends whole records, C-contiguous and little-endian, and returns once they are written.
-    /// They are written from where they are; the memory needed does not grow with their number.
+    /// Appends whole dense records, C-contiguous and little-endian, and returns once they are
+    /// written. The memory needed does not grow with their number: raw ones are written from where
+    /// they are, others compressed on all cores some at a time.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `records` is not a whole number of records, which changes nothing.
+    /// [`Error::Invalid`] if `records` is not a whole number of records, or the store is a ragged
+    /// one, which changes nothing.
     /// [`Error::Io`] if they cannot be written (disk full, file size limit …): then nothing will be
     /// published, and every further call fails.
     pub fn append(&mut self, records: &[u8]) -> Result<()> {
         self.check_usable()?;
+        if let Layout::Ragged { .. } = self.header.schema.layout {
+            return Err(
+                self.invalid("ragged records come with their shapes, by append_ragged".into())
+            );
+        }
         if !records.len().is_multiple_of(self.item) {
             let why = format!(
                 "{} bytes are not a whole number of records of {} bytes",
                 records.len(),
                 self.item
             );
-            return Err(Error::Invalid { path: self.place.told(), why });
+            return Err(self.invalid(why));
+        }
+        if self.header.packed.is_some() {
+            let lens = std::iter::repeat_n(self.item as u32, records.len() / self.item);
+            return self.append_packed(records, lens, &[]);
         }
         let chunk = (CHUNK / self.item).max(1) * self.item;
         for chunk in records.chunks(chunk) {
@@ -171,6 +204,68 @@ impl StoreWriter {
             done?;
         }
         Ok(())
+    }
+
+    /// Appends ragged records and returns once they are written. `values` are the records, each
+    /// C-contiguous and little-endian, back to back; `shapes` are theirs, `ndim` numbers for each.
+    /// A record may be empty: then an axis of it is 0. The memory needed does not grow with their
+    /// number.
+    ///
+    /// ```
+    /// use batchfs_store::{Codec, DType, OpenOptions, Schema, Store, StoreWriter, Stream, WriteOptions};
+    /// # let tmp = tempfile::tempdir().unwrap();
+    /// # let dest = tmp.path().join("text");
+    /// let options = WriteOptions { codec: Codec::Zstd, ..WriteOptions::default() };
+    /// let mut writer = StoreWriter::create(&dest, Schema::ragged(DType::UInt8, 1), options)?;
+    /// writer.append_ragged(b"onethree", &[3, 0, 5])?;
+    /// writer.finish()?;
+    ///
+    /// let store = Store::open(&dest, OpenOptions::default())?;
+    /// let mut elements = [0; 2];
+    /// store.elements(&[2, 0], &mut elements)?;
+    /// assert_eq!(elements, [5, 3]);
+    /// let mut batch = [0; 8];
+    /// store.gather(&[2, 0], &mut batch)?;
+    /// assert_eq!(&batch, b"threeone");
+    /// # Ok::<(), batchfs_store::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `shapes` is not a whole number of shapes, if these do not make the bytes
+    /// of `values`, if a record has more than 2 GiB or an axis more than 2^32 - 1, or if the store is
+    /// a dense one: all of this changes nothing. [`Error::Io`] as from [`append`](Self::append).
+    pub fn append_ragged(&mut self, values: &[u8], shapes: &[u64]) -> Result<()> {
+        self.check_usable()?;
+        let Layout::Ragged { ndim } = self.header.schema.layout else {
+            return Err(
+                self.invalid("dense records have no shapes of their own; use append".into())
+            );
+        };
+        if !shapes.len().is_multiple_of(ndim as usize) {
+            let why =
+                format!("{} numbers are not a whole number of shapes of {ndim}", shapes.len());
+            return Err(self.invalid(why));
+        }
+        let size = self.header.schema.dtype.size() as u64;
+        let mut total = 0u64;
+        for (i, shape) in shapes.chunks_exact(ndim as usize).enumerate() {
+            if let Some(axis) = shape.iter().find(|n| u32::try_from(**n).is_err()) {
+                return Err(self.invalid(format!("record {i} of the append has an axis of {axis}")));
+            }
+            let len = bytes_of(shape, size);
+            if len > MAX_RECORD {
+                let why =
+                    format!("record {i} of the append, of shape {shape:?}, is larger than 2 GiB");
+                return Err(self.invalid(why));
+            }
+            total = total.saturating_add(len);
+        }
+        if total != values.len() as u64 {
+            let why = format!("the shapes make {total} bytes, but there are {}", values.len());
+            return Err(self.invalid(why));
+        }
+        let lens = shapes.chunks_exact(ndim as usize).map(|shape| bytes_of(shape, size) as u32);
+        self.append_packed(values, lens, shapes)
     }
 
     /// Records appended so far.
@@ -188,13 +283,16 @@ impl StoreWriter {
     /// outlast a power cut.
     pub fn finish(self) -> Result<()> {
         self.check_usable()?;
-        let StoreWriter { header, mut shards, index, place, .. } = self;
+        let StoreWriter { header, mut shards, index, dictionary, place, .. } = self;
         let (folder, told) = (place.folder().to_owned(), place.told());
         shards.par_iter_mut().zip(0..header.geometry.shards).try_for_each(|(out, k)| {
-            out.fill(&header.npy(k), 0)?;
+            out.fill(&header.shard_front(k), 0)?;
             out.sync()
         })?;
         drop(shards);
+        if let Some(bytes) = dictionary {
+            Output::whole(&folder.join(DICTIONARY), &told, &bytes)?;
+        }
         let sums = index.finish()?;
         let json = header.to_json();
         Output::whole(&folder.join(HEADER), &told, &json)?;
@@ -204,17 +302,20 @@ impl StoreWriter {
 
     fn check_usable(&self) -> Result<()> {
         if self.failed {
-            let why = "an earlier append failed; nothing will be published".into();
-            return Err(Error::Invalid { path: self.place.told(), why });
+            return Err(self.invalid("an earlier append failed; nothing will be published".into()));
         }
         Ok(())
+    }
+
+    fn invalid(&self, why: String) -> Error {
+        Error::Invalid { path: self.place.told(), why }
     }
 
     fn append_chunk(&mut self, bytes: &[u8]) -> Result<()> {
         let first = self.header.geometry.records;
         let mut grown = self.header.clone();
         grown.geometry.records += (bytes.len() / self.item) as u64;
-        grown.check_sizes().map_err(|why| Error::Invalid { path: self.place.told(), why })?;
+        grown.check_sizes().map_err(|why| self.invalid(why))?;
 
         let runs = grown.geometry.runs(first, bytes.len() / self.item);
         let item = self.item;
@@ -225,16 +326,95 @@ impl StoreWriter {
             self.shards.par_iter_mut().zip(&runs).map(write).collect::<Result<_>>()?
         };
 
-        let mut sums = vec![0; bytes.len() / item];
+        let mut entries = vec![0; bytes.len() / item * 8];
         for (runs, written) in runs.iter().zip(&written) {
-            let mut written = written.as_slice();
+            let mut written = written.iter();
             for run in runs {
-                let (now, later) = written.split_at(run.count);
-                sums[run.first..run.first + run.count].copy_from_slice(now);
-                written = later;
+                let place = run.first * 8..(run.first + run.count) * 8;
+                for (entry, sum) in entries[place].chunks_exact_mut(8).zip(&mut written) {
+                    entry.copy_from_slice(&sum.to_le_bytes());
+                }
             }
         }
-        self.index.push(&sums)?;
+        self.index.push(&entries)?;
+        self.header = grown;
+        Ok(())
+    }
+
+    /// Appends records of `lens` bytes, some at a time; `shapes` are for their entries.
+    fn append_packed(
+        &mut self,
+        mut values: &[u8],
+        lens: impl Iterator<Item = u32>,
+        mut shapes: &[u64],
+    ) -> Result<()> {
+        let mut lens = lens.peekable();
+        let ndim = if shapes.is_empty() { 0 } else { self.header.schema.ndim() };
+        let mut chunk = Vec::new();
+        while lens.peek().is_some() {
+            chunk.clear();
+            let mut bytes = 0u64;
+            while let Some(len) = lens.next_if(|len| {
+                chunk.is_empty()
+                    || (chunk.len() < CHUNK_RECORDS && bytes + u64::from(*len) <= CHUNK_PACKED)
+            }) {
+                bytes += u64::from(len);
+                chunk.push(len);
+            }
+            let (now, later) = values.split_at(bytes as usize);
+            let (theirs, others) = shapes.split_at(chunk.len() * ndim);
+            let done = self.append_packed_chunk(now, &chunk, theirs);
+            self.failed |= done.is_err();
+            done?;
+            (values, shapes) = (later, others);
+        }
+        Ok(())
+    }
+
+    fn append_packed_chunk(&mut self, bytes: &[u8], lens: &[u32], shapes: &[u64]) -> Result<()> {
+        let first = self.header.geometry.records;
+        let mut grown = self.header.clone();
+        grown.geometry.records += lens.len() as u64;
+        let Some(packed) = &mut grown.packed else {
+            return Err(self.invalid("is not of a kind whose records differ in size".into()));
+        };
+
+        let parallel = bytes.len() >= PARALLEL;
+        let pieces = pieces(grown.geometry, first, lens, bytes);
+        let many = parallel || self.encoder.is_some() && bytes.len() >= PARALLEL_ZSTD;
+        let encoded = encode(&pieces, self.encoder.as_ref(), many).map_err(|why| {
+            let last = first + lens.len() as u64 - 1;
+            self.invalid(format!("records {first} to {last} cannot be compressed: {why}"))
+        })?;
+
+        let ndim = if lens.is_empty() { 0 } else { shapes.len() / lens.len() };
+        let mut entries = Vec::with_capacity(lens.len() * self.header.form().entry());
+        let mut parts: Vec<Vec<IoSlice<'_>>> = self.shards.iter().map(|_| Vec::new()).collect();
+        for (piece, encoded) in pieces.iter().zip(&encoded) {
+            let end = &mut packed.shard_bytes[piece.shard as usize];
+            for ((stored, sum), record) in encoded.marks.iter().zip(piece.first..) {
+                entries.extend_from_slice(&end.to_le_bytes());
+                entries.extend_from_slice(&sum.to_le_bytes());
+                entries.extend_from_slice(&stored.to_le_bytes());
+                let shape = &shapes[record * ndim..(record + 1) * ndim];
+                entries.extend(shape.iter().flat_map(|n| (*n as u32).to_le_bytes()));
+                *end += u64::from(*stored);
+            }
+            // A call that is given nothing but empty parts writes nothing, as on a full disk.
+            if !encoded.bytes.is_empty() {
+                parts[piece.shard as usize].push(IoSlice::new(&encoded.bytes));
+            }
+        }
+        packed.raw_bytes += bytes.len() as u64;
+        grown.check_sizes().map_err(|why| self.invalid(why))?;
+
+        let write = |(out, parts): (&mut Output, &mut Vec<IoSlice<'_>>)| out.append_all(parts);
+        if parallel {
+            self.shards.par_iter_mut().zip(&mut parts).try_for_each(write)?;
+        } else {
+            self.shards.iter_mut().zip(&mut parts).try_for_each(write)?;
+        }
+        self.index.push(&entries)?;
         self.header = grown;
         Ok(())
     }
@@ -273,24 +453,68 @@ fn write_runs(out: &mut Output, runs: &[Run], bytes: &[u8], item: usize) -> Resu
     Ok(sums)
 }
 
-fn header(told: &Path, schema: Schema, options: WriteOptions) -> Result<Header> {
-    let invalid = |why: String| Error::Invalid { path: told.into(), why };
-    let item = schema.item_bytes().unwrap_or(0);
-    let stripe = match options.stripe {
-        Some(n) if n.is_power_of_two() => n,
-        Some(n) => return Err(invalid(format!("a stripe of {n} records is not a power of two"))),
-        None => (STRIPE / item.max(1)).max(1),
-    };
-    let header = Header {
-        schema,
-        codec: options.codec,
-        geometry: Geometry { records: 0, shards: options.shards, stripe_log2: stripe.ilog2() },
-        created: options.created.unwrap_or_else(SystemTime::now),
-        writer: options.writer,
-    };
-    header.check_sizes().map_err(invalid)?;
-    if header.created < SystemTime::UNIX_EPOCH {
-        return Err(invalid("a store cannot be older than 1970".into()));
+/// Bytes of a record of `shape`; what does not fit 64 bits is larger than any record anyway.
+fn bytes_of(shape: &[u64], size: u64) -> u64 {
+    shape.iter().fold(size, |n, d| n.saturating_mul(*d))
+}
+
+/// What a writer begins with.
+struct Plan {
+    header: Header,
+    encoder: Option<Encoder>,
+    dictionary: Option<Vec<u8>>,
+}
+
+impl Plan {
+    fn new(told: &Path, schema: Schema, options: WriteOptions) -> Result<Self> {
+        let invalid = |why: String| Error::Invalid { path: told.into(), why };
+        let codec = options.codec;
+        let dictionary = match (codec, options.dictionary) {
+            (Codec::ZstdDict, None) => {
+                let why = "codec zstd_dict needs a dictionary, which train_dict makes";
+                return Err(invalid(why.into()));
+            }
+            (Codec::Raw | Codec::Zstd, Some(_)) => {
+                let why = format!("codec {} takes no dictionary; zstd_dict does", codec.name());
+                return Err(invalid(why));
+            }
+            (_, dictionary) => dictionary,
+        };
+        let encoder = match codec {
+            Codec::Raw => None,
+            Codec::Zstd | Codec::ZstdDict => {
+                Some(Encoder::new(options.level, dictionary.as_deref()).map_err(invalid)?)
+            }
+        };
+        let packed = Header::is_packed(&schema, codec).then(|| Packing {
+            level: encoder.is_some().then_some(options.level),
+            dictionary: dictionary
+                .as_deref()
+                .map(|bytes| Dictionary { bytes: bytes.len() as u64, sum: hash::of(bytes) }),
+            raw_bytes: 0,
+            shard_bytes: vec![0; options.shards.min(255) as usize],
+        });
+        let most = if packed.is_some() { STRIPE_PACKED } else { u64::MAX };
+        let stripe = match (options.stripe, schema.item_bytes()) {
+            (Some(n), _) if n.is_power_of_two() => n,
+            (Some(n), _) => {
+                return Err(invalid(format!("a stripe of {n} records is not a power of two")));
+            }
+            (None, Some(item)) => (STRIPE / item.max(1)).clamp(1, most),
+            (None, None) => STRIPE_RAGGED,
+        };
+        let header = Header {
+            schema,
+            codec,
+            geometry: Geometry { records: 0, shards: options.shards, stripe_log2: stripe.ilog2() },
+            created: options.created.unwrap_or_else(SystemTime::now),
+            writer: options.writer,
+            packed,
+        };
+        header.check_sizes().map_err(invalid)?;
+        if header.created < SystemTime::UNIX_EPOCH {
+            return Err(invalid("a store cannot be older than 1970".into()));
+        }
+        Ok(Self { header, encoder, dictionary })
     }
-    Ok(header)
 }

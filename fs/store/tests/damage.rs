@@ -7,8 +7,8 @@ use std::fs::{self, OpenOptions as FileOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use batchfs_store::{DType, Error, OpenOptions, Schema, Store, Verify};
-use common::{gather, noise, options, read, write};
+use batchfs_store::{Codec, DType, Error, OpenOptions, Schema, Store, StoreWriter, Stream, Verify};
+use common::{dictionary, gather, gather_any, noise, options, ragged, read, with_codec, write};
 
 fn store(dir: &Path, dtype: DType, shape: &[u64], records: usize) -> (PathBuf, Vec<u8>) {
     let dest = dir.join("s");
@@ -56,6 +56,187 @@ fn every_flipped_byte_is_seen() {
         }
     }
     assert_eq!(read(&dest, Verify::First).unwrap(), data);
+}
+
+/// A small store of a kind other than dense and raw, and its records.
+fn packed(dest: &Path, ndim: usize, codec: Codec) -> Vec<u8> {
+    let all = ragged(10, ndim.max(1), if ndim == 2 { 12 } else { 50 }, 2, 4);
+    let samples: Vec<&[u8]> = (0..64).map(|i| all.record(i % 10)).collect();
+    let options = with_codec(codec, &dictionary(&samples), options(2, 4));
+    if ndim > 0 {
+        all.write(dest, DType::Int16, options);
+        return all.values;
+    }
+    let data: Vec<u8> = noise(10 * 40, 4).iter().map(|b| b & 1).collect();
+    write(dest, Schema::dense(DType::Int16, [20]), options, &data);
+    data
+}
+
+fn kinds() -> impl Iterator<Item = (usize, Codec)> {
+    let ragged = [1, 2].into_iter().flat_map(|n| Codec::ALL.iter().map(move |c| (n, *c)));
+    ragged.chain([(0, Codec::Zstd), (0, Codec::ZstdDict)])
+}
+
+#[test]
+fn every_flipped_byte_of_ragged_and_compressed_stores_is_seen() {
+    for (ndim, codec) in kinds() {
+        let dir = tempfile::tempdir().unwrap();
+        let dest = dir.path().join("s");
+        let data = packed(&dest, ndim, codec);
+        let stored = Store::open(&dest, OpenOptions::default()).unwrap().stored_bytes();
+        assert_eq!(stored < data.len() as u64, codec != Codec::Raw);
+        for file in files(&dest) {
+            let len = file.metadata().unwrap().len();
+            let payload = file.file_name().unwrap().to_str().unwrap().starts_with("data");
+            for at in 0..len {
+                if payload && ndim != 2 {
+                    (0..8).for_each(|bit| flipped(&dest, &file, at, 1 << bit, &data));
+                } else {
+                    flipped(&dest, &file, at, 1 << (at % 8), &data);
+                }
+            }
+        }
+        assert_eq!(read(&dest, Verify::First).unwrap(), data);
+    }
+}
+
+/// What is read of a damaged store unchecked is an error or other values, and never a panic.
+#[test]
+fn damage_that_nobody_looks_for_ends_nothing() {
+    for (ndim, codec) in kinds() {
+        let dir = tempfile::tempdir().unwrap();
+        let dest = dir.path().join("s");
+        let data = packed(&dest, ndim, codec);
+        for shard in ["data-000.bin", "data-001.bin"] {
+            let path = dest.join(shard);
+            let whole = fs::read(&path).unwrap();
+            for round in 0..200 {
+                let mut bytes = whole.clone();
+                for (b, n) in bytes.iter_mut().zip(noise(whole.len(), round)) {
+                    *b = if n < 16 { n.wrapping_mul(16) } else { *b };
+                }
+                fs::write(&path, bytes).unwrap();
+                match read(&dest, Verify::Never) {
+                    Ok(got) => assert_eq!(got.len(), data.len()),
+                    Err(e) => assert!(e.to_string().contains("decompress"), "{e}"),
+                }
+            }
+            fs::write(&path, whole).unwrap();
+        }
+    }
+}
+
+#[test]
+fn damage_in_a_frame_names_shard_and_record_and_spares_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let dest = dir.path().join("s");
+    let data: Vec<u8> = (0..40).flat_map(|i| [i; 64]).collect();
+    let options = with_codec(Codec::Zstd, &[], options(2, 4));
+    write(&dest, Schema::dense(DType::UInt8, [64]), options, &data);
+    // Record 13 is in stripe 3, so in shard 1, row 5; all frames are of one length.
+    let path = dest.join("data-001.bin");
+    let mut bytes = fs::read(&path).unwrap();
+    let frame = bytes.len() / 20;
+    bytes[5 * frame + frame / 2] ^= 1;
+    fs::write(&path, bytes).unwrap();
+
+    let store = Store::open(&dest, OpenOptions::default()).unwrap();
+    for _ in 0..2 {
+        let e = gather(&store, &[1, 13, 2]).unwrap_err();
+        assert!(matches!(e, Error::Damaged { shard: 1, record: 13, .. }), "{e}");
+        assert!(e.to_string().contains("shard 1, record 13: the bytes have checksum"), "{e}");
+    }
+    assert_eq!(gather(&store, &[12, 14]).unwrap(), [[12; 64], [14; 64]].concat());
+    let report = batchfs_store::verify(&dest, &|_| ()).unwrap();
+    assert_eq!(report.problems, 1);
+    assert!(matches!(report.first[0], Error::Damaged { shard: 1, record: 13, .. }));
+}
+
+#[test]
+fn ragged_and_compressed_stores_cut_longer_or_with_parts_missing_are_refused_at_open() {
+    for (ndim, codec) in kinds() {
+        let dir = tempfile::tempdir().unwrap();
+        let dest = dir.path().join("s");
+        let data = packed(&dest, ndim, codec);
+        refused_unless_whole(&dest);
+        assert_eq!(read(&dest, Verify::First).unwrap(), data);
+    }
+}
+
+#[test]
+fn headers_that_contradict_themselves_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dest = dir.path().join("s");
+    packed(&dest, 1, Codec::ZstdDict);
+    let header = dest.join("batchfs.json");
+    let text = fs::read_to_string(&header).unwrap();
+    for (from, to, says) in [
+        ("\"ndim\": 1", "\"item_shape\": [1]", "ragged records have ndim"),
+        ("\"ndim\": 1", "\"ndim\": 0", "0 axes"),
+        ("\"ndim\": 1", "\"ndim\": 65", "65 axes"),
+        ("\"ndim\": 1", "\"ndim\": 2", "index.bin"),
+        ("\"zstd_dict\"", "\"zstd\"", "dictionary_bytes is there"),
+        ("\"level\": 3,", "", "level is missing"),
+        ("\"level\": 3", "\"level\": 4", "seal"),
+        ("dictionary_bytes\": ", "dictionary_bytes\": 99999999", "larger than any"),
+        ("dictionary_xxh3_64\": \"", "dictionary_xxh3_64\": \"A", "hexadecimal"),
+        ("\"shards\": 2", "\"shards\": 3", "shard_bytes"),
+        ("\"raw_bytes\": ", "\"raw_bytes\": 9", "seal"),
+    ] {
+        assert!(text.contains(from), "{text}");
+        fs::write(&header, text.replace(from, to)).unwrap();
+        let e = Store::open(&dest, OpenOptions::default()).err().unwrap().to_string();
+        assert!(e.contains(says), "{to}: {e}");
+    }
+}
+
+/// Entries that no writer makes, under checksums that are right.
+#[test]
+fn forged_entries_are_errors_of_their_records() {
+    let sum = |bytes: &[u8]| twox_hash::XxHash3_64::oneshot(bytes);
+    for codec in [Codec::Raw, Codec::Zstd] {
+        for (at, bytes) in [
+            (0, u64::MAX.to_le_bytes().to_vec()),
+            (0, 1_000_000u64.to_le_bytes().to_vec()),
+            (16, u32::MAX.to_le_bytes().to_vec()),
+            (16, 1u32.to_le_bytes().to_vec()),
+            (20, u32::MAX.to_le_bytes().to_vec()),
+            (20, 1u32.to_le_bytes().to_vec()),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let dest = dir.path().join("s");
+            let data: Vec<u8> = (0..10).flat_map(|i| [i; 80]).collect();
+            let options = with_codec(codec, &[], options(2, 1));
+            let schema = Schema::ragged(DType::Int16, 1);
+            let mut writer = StoreWriter::create(&dest, schema, options).unwrap();
+            writer.append_ragged(&data, &[40; 10]).unwrap();
+            writer.finish().unwrap();
+
+            let mut index = fs::read(dest.join("index.bin")).unwrap();
+            index[3 * 24 + at..][..bytes.len()].copy_from_slice(&bytes);
+            let block = sum(&index[..240]).to_le_bytes();
+            index[240..].copy_from_slice(&block);
+            fs::write(dest.join("index.bin"), &index).unwrap();
+            let json = fs::read(dest.join("batchfs.json")).unwrap();
+            let sealed = [&(json.len() as u64).to_le_bytes()[..], &json, &block].concat();
+            fs::write(dest.join("seal"), format!("xxh3_64 {:016x}\n", sum(&sealed))).unwrap();
+
+            for verify in [Verify::First, Verify::Never] {
+                let store = Store::open(&dest, OpenOptions { verify }).unwrap();
+                for room in [80, 2, (1 << 16)] {
+                    let e = store.gather(&[3], &mut vec![0; room]).unwrap_err();
+                    let fits = matches!(
+                        e,
+                        Error::Damaged { shard: 1, record: 3, .. } | Error::Invalid { .. }
+                    );
+                    assert!(fits, "{codec:?} {at} {bytes:?}: {e}");
+                }
+                assert_eq!(gather_any(&store, &[2, 4]).unwrap(), [[2; 80], [4; 80]].concat());
+            }
+            let report = batchfs_store::verify(&dest, &|_| ()).unwrap();
+            assert!(report.problems > 0, "{codec:?} {at} {bytes:?}");
+        }
+    }
 }
 
 #[test]
@@ -107,15 +288,12 @@ fn verify_counts_all_and_lists_the_first() {
     assert_eq!((report.problems, report.first.len()), (data.len() as u64, 100));
 }
 
-#[test]
-fn cut_longer_and_missing_files_are_refused_at_open() {
-    let dir = tempfile::tempdir().unwrap();
-    let (dest, data) = store(dir.path(), DType::UInt8, &[3], 21);
-    for file in files(&dest) {
+fn refused_unless_whole(dest: &Path) {
+    for file in files(dest) {
         let whole = fs::read(&file).unwrap();
         let name = file.file_name().unwrap().to_str().unwrap();
         let refused = |what: &str| {
-            let said = Store::open(&dest, OpenOptions::default()).err().map(|e| e.to_string());
+            let said = Store::open(dest, OpenOptions::default()).err().map(|e| e.to_string());
             assert!(
                 said.as_ref().is_some_and(|s| s.contains(name) || s.contains("seal")),
                 "{what} {name}: {said:?}"
@@ -136,6 +314,13 @@ fn cut_longer_and_missing_files_are_refused_at_open() {
         fs::remove_dir(&file).unwrap();
         fs::write(&file, &whole).unwrap();
     }
+}
+
+#[test]
+fn cut_longer_and_missing_files_are_refused_at_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dest, data) = store(dir.path(), DType::UInt8, &[3], 21);
+    refused_unless_whole(&dest);
     assert_eq!(read(&dest, Verify::First).unwrap(), data);
 }
 

@@ -5,8 +5,8 @@ mod common;
 use std::fs::{self, File};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use batchfs_store::{DType, Error, OpenOptions, Schema, Store, Verify};
-use common::{gather, noise, options, write};
+use batchfs_store::{Codec, DType, Error, OpenOptions, Schema, Store, Stream, Verify};
+use common::{dictionary, gather, gather_any, noise, options, ragged, with_codec, write};
 
 const RECORDS: u64 = 4000;
 
@@ -34,6 +34,57 @@ fn a_shard_cut_short_is_an_error_for_its_records_alone() {
         let kept = gather(&store, &[1, 1999]).unwrap();
         assert_eq!(kept, [&data[64..128], &data[1999 * 64..2000 * 64]].concat());
     }
+}
+
+/// As above, where the index tells how long records are.
+#[test]
+fn a_shard_of_ragged_or_compressed_records_cut_short_is_an_error_for_those_alone() {
+    let all = ragged(4000, 1, 200, 4, 3);
+    let samples: Vec<&[u8]> = (0..100).map(|i| all.record(i)).collect();
+    let dictionary = dictionary(&samples);
+    for codec in Codec::ALL {
+        for verify in [Verify::First, Verify::Always, Verify::Never] {
+            let dir = tempfile::tempdir().unwrap();
+            let dest = dir.path().join("s");
+            all.write(&dest, DType::Int32, with_codec(*codec, &dictionary, options(2, 1)));
+            let store = Store::open(&dest, OpenOptions { verify }).unwrap();
+            let ids: Vec<u64> = (0..4000).collect();
+            assert!(gather_any(&store, &ids).unwrap() == all.values);
+
+            let shard = File::options().write(true).open(dest.join("data-001.bin")).unwrap();
+            let len = shard.metadata().unwrap().len();
+            shard.set_len(len / 2).unwrap();
+            for _ in 0..2 {
+                let e = gather_any(&store, &ids).unwrap_err();
+                assert!(matches!(e, Error::Damaged { shard: 1, .. }), "{codec:?} {verify:?}: {e}");
+                assert!(e.to_string().contains("data-001.bin is cut short"), "{e}");
+            }
+            let even: Vec<u64> = (0..4000).step_by(2).collect();
+            assert!(gather_any(&store, &even).unwrap() == all.records(&even));
+            assert!(gather_any(&store, &[1, 1001]).unwrap() == all.records(&[1, 1001]));
+            assert!(gather_any(&store, &[3999]).is_err());
+        }
+    }
+}
+
+#[test]
+fn an_index_of_places_cut_short_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let dest = dir.path().join("s");
+    let all = ragged(6000, 1, 20, 4, 3);
+    all.write(&dest, DType::Int32, options(2, 64));
+    let store = Store::open(&dest, OpenOptions::default()).unwrap();
+    let ids: Vec<u64> = (0..6000).collect();
+    assert!(gather_any(&store, &ids).unwrap() == all.values);
+    File::options().write(true).open(dest.join("index.bin")).unwrap().set_len(70_000).unwrap();
+    for ask in [&[5000][..], &[1, 5000]] {
+        let e = store.elements(ask, &mut vec![0; ask.len()]).unwrap_err().to_string();
+        assert!(e.contains("index.bin") && e.contains("cut short"), "{e}");
+        let e = store.gather(ask, &mut []).unwrap_err().to_string();
+        assert!(e.contains("index.bin") && e.contains("cut short"), "{e}");
+    }
+    // The first block is still there, and checks out.
+    assert_eq!(gather_any(&store, &[1, 2000]).unwrap(), all.records(&[1, 2000]));
 }
 
 /// The rest of the page that the new end falls into reads as zeros, without a signal.
@@ -140,6 +191,41 @@ fn a_cut_in_the_middle_of_reads_never_shows_zeros() {
             let shard = File::options().write(true).open(dest.join("data-000.npy")).unwrap();
             shard.set_len(8192).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(2));
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert!(gather(&store, &all).is_err());
+    }
+}
+
+#[test]
+fn a_cut_in_the_middle_of_reads_of_frames_never_shows_other_values() {
+    let data: Vec<u8> = noise(2000 * 256, 7).iter().map(|b| b & 15).collect();
+    let samples: Vec<&[u8]> = data.chunks(256).take(100).collect();
+    let dictionary = dictionary(&samples);
+    for round in 0..20 {
+        let codec = [Codec::Zstd, Codec::ZstdDict][round % 2];
+        let cut = ["data-000.bin", "index.bin"][round / 2 % 2];
+        let dir = tempfile::tempdir().unwrap();
+        let dest = dir.path().join("s");
+        let options = with_codec(codec, &dictionary, options(2, 1));
+        write(&dest, Schema::dense(DType::UInt8, [256]), options, &data);
+        let store = Store::open(&dest, OpenOptions::default()).unwrap();
+        let all: Vec<u64> = (0..2000).collect();
+        gather(&store, &all).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        if let Ok(got) = gather(&store, &all) {
+                            assert!(got == data, "other values");
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(8));
+            File::options().write(true).open(dest.join(cut)).unwrap().set_len(8192).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(8));
             stop.store(true, Ordering::Relaxed);
         });
         assert!(gather(&store, &all).is_err());

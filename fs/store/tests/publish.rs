@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use batchfs_store::{
-    DType, DatasetWriter, Error, OpenOptions, Result, Schema, Store, StoreWriter, Verify,
+    Codec, DType, DatasetWriter, Error, OpenOptions, Result, Schema, Store, StoreWriter, Verify,
     WriteOptions, is_unfinished, leftovers,
 };
-use common::{noise, options, read, write};
+use common::{dictionary, noise, options, ragged, read, with_codec, write};
 
 fn bytes4() -> Schema {
     Schema::dense(DType::UInt8, [4])
@@ -153,10 +153,11 @@ fn a_dataset_is_published_as_a_whole_or_not_at_all() {
 }
 
 /// Runs the test `name` of this file in a process of its own, with `dest` for its target.
-fn child(name: &str, dest: &Path) -> Child {
+fn child(name: &str, dest: &Path, codec: Codec) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--include-ignored", "--nocapture"])
         .env("BATCHFS_TEST_DEST", dest)
+        .env("BATCHFS_TEST_CODEC", codec.name())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -173,7 +174,8 @@ fn child_with_a_file_size_limit() {
     let Some(dest) = child_dest() else { return };
     use nix::sys::resource::{Resource, setrlimit};
     setrlimit(Resource::RLIMIT_FSIZE, 64 << 10, 64 << 10).unwrap();
-    let mut writer = StoreWriter::create(&dest, bytes4(), options(2, 64)).unwrap();
+    let codec = std::env::var("BATCHFS_TEST_CODEC").unwrap().parse().unwrap();
+    let mut writer = StoreWriter::create(&dest, bytes4(), small_options(codec)).unwrap();
     let e = writer.append(&noise(1 << 20, 1)).unwrap_err();
     let Error::Io { path, source, .. } = &e else { panic!("{e}") };
     assert_eq!((path, source.raw_os_error()), (&dest, Some(libc::EFBIG)), "{e}");
@@ -185,30 +187,48 @@ fn child_with_a_file_size_limit() {
 fn beyond_the_file_size_limit_is_an_error_not_a_signal() {
     let dir = tempfile::tempdir().unwrap();
     let dest = dir.path().join("s");
-    assert!(child("child_with_a_file_size_limit", &dest).wait().unwrap().success());
-    assert!(names(dir.path()).is_empty());
+    for codec in Codec::ALL {
+        assert!(child("child_with_a_file_size_limit", &dest, *codec).wait().unwrap().success());
+        assert!(names(dir.path()).is_empty());
+    }
 }
 
 #[test]
 #[ignore = "the other process of the kill tests"]
 fn child_that_gets_killed() {
     let Some(dest) = child_dest() else { return };
-    let mut writer = StoreWriter::create(&dest, bytes4(), options(3, 16)).unwrap();
+    let codec = std::env::var("BATCHFS_TEST_CODEC").unwrap().parse().unwrap();
+    let mut writer = StoreWriter::create(&dest, kill_schema(codec), small_options(codec)).unwrap();
     for round in 0..40 {
-        writer.append(&noise(4096, round)).unwrap();
+        writer.append(&kill_data(round)).unwrap();
     }
     writer.finish().unwrap();
 }
 
-fn kill_writers(times: u64) {
-    let want: Vec<u8> = (0..40).flat_map(|round| noise(4096, round)).collect();
+/// Of the size that a killed writer's life is long enough for, and that zstd makes smaller.
+fn kill_data(round: u64) -> Vec<u8> {
+    noise(4096, round).iter().map(|b| b & 15).collect()
+}
+
+fn kill_schema(codec: Codec) -> Schema {
+    Schema::dense(DType::UInt8, [if codec == Codec::Raw { 4 } else { 64 }])
+}
+
+fn small_options(codec: Codec) -> WriteOptions {
+    let samples: Vec<Vec<u8>> = (0..64).map(|_| kill_data(1)).collect();
+    let dictionary = dictionary(&samples.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    with_codec(codec, &dictionary, options(3, 16))
+}
+
+fn kill_writers(codec: Codec, times: u64) {
+    let want: Vec<u8> = (0..40).flat_map(kill_data).collect();
     let dir = tempfile::tempdir().unwrap();
     let (mut whole, mut none) = (0, 0);
     // From the beginning of the writing to about its end, whatever that takes on this machine.
     let mut window = Duration::from_millis(80);
     for round in 0..times {
         let dest = dir.path().join("s");
-        let mut writer = child("child_that_gets_killed", &dest);
+        let mut writer = child("child_that_gets_killed", &dest, codec);
         while leftovers(&dest).unwrap().is_empty() && writer.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -221,25 +241,28 @@ fn kill_writers(times: u64) {
         } else {
             none += 1;
             assert!(leftovers(&dest).unwrap().len() <= 1);
-            write(&dest, bytes4(), options(3, 16), &want);
+            write(&dest, kill_schema(codec), small_options(codec), &want);
         }
         assert!(read(&dest, Verify::First).unwrap() == want, "round {round}");
         assert!(batchfs_store::verify(&dest, &|_| ()).unwrap().is_whole());
         assert_eq!(names(dir.path()), ["s"], "round {round}");
         fs::remove_dir_all(&dest).unwrap();
     }
-    println!("{times} writers killed: {whole} stores whole, {none} not there");
+    println!("{times} {codec:?} writers killed: {whole} stores whole, {none} not there");
 }
 
 #[test]
 fn a_killed_writer_leaves_a_whole_store_or_none_and_a_rerun_works() {
-    kill_writers(20);
+    kill_writers(Codec::Raw, 20);
+    kill_writers(Codec::Zstd, 10);
+    kill_writers(Codec::ZstdDict, 5);
 }
 
 #[test]
 #[ignore = "heavy; run with --full"]
 fn a_thousand_killed_writers_leave_whole_stores_or_none() {
-    kill_writers(1000);
+    kill_writers(Codec::Raw, 1000);
+    kill_writers(Codec::Zstd, 1000);
 }
 
 #[test]
@@ -296,6 +319,16 @@ fn a_full_disk_is_that_error_and_publishes_nothing() {
     said(&writer.append(&noise(4 << 20, 1)).unwrap_err());
     assert!(writer.finish().is_err());
     assert!(names(&disk.0).is_empty());
+
+    for codec in Codec::ALL {
+        let all = ragged(6000, 1, 200, 4, 1);
+        let options = small_options(*codec);
+        let schema = Schema::ragged(DType::Int32, 1);
+        let mut writer = StoreWriter::create(&dest, schema, options).unwrap();
+        said(&writer.append_ragged(&all.values, &all.shapes).unwrap_err());
+        assert!(writer.finish().is_err());
+        assert!(names(&disk.0).is_empty());
+    }
 
     // Full at the very end: from `finish`, or not at all.
     let mut published = 0;

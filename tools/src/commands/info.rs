@@ -2,7 +2,6 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use batchfs_batch::NamedStream;
 use batchfs_store::{OpenOptions, Store, Verify};
 use bytesize::ByteSize;
@@ -36,19 +35,20 @@ pub fn run(args: &Info) -> anyhow::Result<ExitCode> {
     )?;
     for stream in data.streams() {
         let schema = stream.stream.schema();
-        let item = schema.item_bytes().context("a record is larger than 2^64 bytes")?;
         let kind = match store(stream.stream.origin()) {
             Some(store) => format!("store, {}, {} shard(s)", store.codec().name(), store.shards()),
             None => "npy".to_owned(),
         };
         writeln!(
             out,
-            "  {:<16} {} {}  {} a record, {} in all  {kind}",
+            "  {:<16} {} {}  {}{kind}",
             stream.name,
             schema.dtype,
             progress::shape(schema),
-            ByteSize(item),
-            ByteSize(item.saturating_mul(data.len())),
+            schema.item_bytes().map_or(String::new(), |item| {
+                let all = ByteSize(item.saturating_mul(data.len()));
+                format!("{} a record, {all} in all  ", ByteSize(item))
+            }),
         )?;
     }
     Ok(ExitCode::SUCCESS)

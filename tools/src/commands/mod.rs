@@ -2,6 +2,7 @@ pub mod create;
 pub mod ids;
 pub mod info;
 pub mod mount;
+pub mod train_dict;
 pub mod umount;
 pub mod verify;
 
