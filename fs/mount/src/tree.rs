@@ -235,13 +235,10 @@ impl Tree {
     /// Totals for `df`: bytes of all records, number of files that a listing would show.
     pub(crate) fn totals(&self) -> (u64, u64) {
         let streams = self.dataset().streams();
-        let bytes = streams
-            .iter()
-            .filter_map(|s| s.stream.schema().item_bytes()?.checked_mul(s.stream.len()))
-            .fold(0u64, u64::saturating_add);
+        let bytes = streams.iter().map(|s| s.stream.payload_bytes()).fold(0, u64::saturating_add);
         let steps = self.view.sampler().steps_per_cycle();
         let each = steps.saturating_add(self.dataset().len()).saturating_add(4);
-        let files = each.saturating_mul(streams.len() as u64).saturating_add(steps + 7);
+        let files = each.saturating_mul(streams.len() as u64).saturating_add(2 * steps + 8);
         (bytes, files)
     }
 }

@@ -201,6 +201,10 @@ impl Stream for Store {
         self.header.geometry.records
     }
 
+    fn payload_bytes(&self) -> u64 {
+        Store::payload_bytes(self)
+    }
+
     fn gather(&self, ids: &[u64], out: &mut [u8]) -> Result<()> {
         match &self.body {
             Body::Rows { rows, index } => {

@@ -19,6 +19,13 @@ pub trait Stream: Send + Sync {
         self.len() == 0
     }
 
+    /// Bytes of all records together, as [`gather`](Self::gather) gives them.
+    ///
+    /// Whoever implements a ragged stream implements this; for a dense one it is given.
+    fn payload_bytes(&self) -> u64 {
+        self.schema().item_bytes().unwrap_or(0).saturating_mul(self.len())
+    }
+
     /// Copies the records `ids` back to back into `out`, in the order of `ids`; an id may come
     /// more than once. For a dense stream `out` is `ids.len() * item_bytes` long, for a ragged one
     /// the sum of the records' [`elements`](Self::elements) times the bytes of an element.

@@ -41,14 +41,15 @@ pub fn run(args: &Info) -> anyhow::Result<ExitCode> {
         };
         writeln!(
             out,
-            "  {:<16} {} {}  {}{kind}",
+            "  {:<16} {} {}  {}{} in all  {kind}",
             stream.name,
             schema.dtype,
             progress::shape(schema),
-            schema.item_bytes().map_or(String::new(), |item| {
-                let all = ByteSize(item.saturating_mul(data.len()));
-                format!("{} a record, {all} in all  ", ByteSize(item))
-            }),
+            match schema.item_bytes() {
+                Some(item) => format!("{} a record, ", ByteSize(item)),
+                None => String::new(),
+            },
+            ByteSize(stream.stream.payload_bytes()),
         )?;
     }
     Ok(ExitCode::SUCCESS)
