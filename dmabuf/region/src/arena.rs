@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::backing::{Backing, HUGE_FROM, HUGE_PAGE, Maker, Memory, PAGE};
 use crate::region::RegionMut;
 
-/// How many regions that readers may still have are asked on an allocation that needs none of
-/// them: asking costs some microseconds each.
+/// How many regions that readers may still have are asked on an allocation that needs no room:
+/// asking costs some microseconds each.
 const PROBES: usize = 4;
 
 /// How an arena is made.
@@ -86,7 +86,8 @@ pub struct Arena(Arc<Shared>);
 pub(crate) struct Shared {
     limit: u64,
     maker: Maker,
-    /// Whether the kernel can be asked who else has a region. If not, exposed ones are not reused.
+    /// Whether the kernel can be asked who else has a region. If not, exposed ones no longer count
+    /// when this process lets them go.
     can_ask: bool,
     state: Mutex<State>,
 }
@@ -137,11 +138,6 @@ impl Arena {
         self.0.limit
     }
 
-    /// Whether regions that were exposed are ever used again.
-    pub fn reuses_exposed(&self) -> bool {
-        self.0.can_ask
-    }
-
     /// Bytes of the budget that a region of `len` bytes takes.
     pub fn charge(len: u64) -> u64 {
         len.checked_next_multiple_of(if len >= HUGE_FROM { HUGE_PAGE } else { PAGE })
@@ -150,8 +146,8 @@ impl Arena {
 
     /// A region of exactly `len` bytes, more than 0. `label` is what messages call it.
     ///
-    /// Takes, in this order, an idle region of that size, one that readers have let go, new
-    /// memory, or new memory after idle regions of other sizes were freed. Does not wait.
+    /// Takes, in this order, an idle region of that size, new memory, or new memory after regions
+    /// that readers have let go, and idle ones of other sizes, were freed. Does not wait.
     ///
     /// # Errors
     /// See [`AllocError`].
@@ -166,21 +162,17 @@ impl Arena {
             return Err(AllocError::TooLarge { needed: bytes, limit: shared.limit });
         }
         // Freed after the lock is released: unmapping many pages takes milliseconds.
-        let mut freed = Vec::new();
         let mut state = shared.lock();
-        let found = state.take_idle(len).or_else(|| state.reclaim(len));
-        if found.is_none() && state.used + bytes > shared.limit {
-            state.sweep();
-            freed = state.shrink_idle(shared.limit - bytes);
-        }
-        let found = found.or_else(|| state.take_idle(len));
+        let mut freed = state.let_go(PROBES);
+        let found = state.take_idle(len);
         if found.is_none() {
             if state.used + bytes > shared.limit {
-                return Err(AllocError::NoRoom {
-                    needed: bytes,
-                    used: state.used,
-                    limit: shared.limit,
-                });
+                freed.extend(state.let_go(usize::MAX));
+                freed.extend(state.shrink_idle(shared.limit - bytes));
+            }
+            if state.used + bytes > shared.limit {
+                let used = state.used;
+                return Err(AllocError::NoRoom { needed: bytes, used, limit: shared.limit });
             }
             state.used += bytes;
         }
@@ -201,9 +193,10 @@ impl Arena {
         Ok(RegionMut::new(id, label, memory, shared.clone()))
     }
 
-    /// Looks which regions readers have let go since, and makes them idle.
+    /// Looks which regions readers have let go since, and frees them.
     pub fn sweep(&self) {
-        self.0.lock().sweep();
+        let freed = self.0.lock().let_go(usize::MAX);
+        drop(freed);
     }
 
     /// Frees regions that have been idle for `age` or longer.
@@ -276,36 +269,24 @@ impl State {
         self.idle.entry(len).or_default().push((Instant::now(), memory));
     }
 
-    /// One of the oldest regions of this size that readers have let go.
-    fn reclaim(&mut self, len: usize) -> Option<Memory> {
-        let mut probes = 0;
-        let mut at = 0;
-        while at < self.outside.len() && probes < PROBES {
-            if self.outside[at].1.map.bytes().len() == len {
-                probes += 1;
-                if self.outside[at].1.unseen().unwrap_or(false) {
-                    return self.outside.remove(at).map(|(_, memory)| memory);
-                }
-                // To the end, so that one reader who keeps a batch for ever is not asked each time.
-                if let Some(kept) = self.outside.remove(at) {
-                    self.outside.push_back(kept);
-                }
-            } else {
-                at += 1;
-            }
-        }
-        None
-    }
-
-    fn sweep(&mut self) {
-        for _ in 0..self.outside.len() {
+    /// Takes out regions that readers have let go, after a look at the `most` oldest, for freeing.
+    ///
+    /// Never for reuse: a reader may still hold pages of them that no descriptor and no mapping
+    /// shows, in a pipe (splice, vmsplice), a socket (sendfile) or a device. Freed pages keep their
+    /// bytes for those; pages that are filled again would not.
+    fn let_go(&mut self, most: usize) -> Vec<Memory> {
+        let mut freed = Vec::new();
+        for _ in 0..self.outside.len().min(most) {
             let Some((holder, memory)) = self.outside.pop_front() else { break };
             if memory.unseen().unwrap_or(false) {
-                self.put_idle(memory);
+                self.used -= holder.bytes;
+                freed.push(memory);
             } else {
+                // To the end, so that one reader who keeps a batch for ever is not asked each time.
                 self.outside.push_back((holder, memory));
             }
         }
+        freed
     }
 
     /// Takes idle regions out until no more than `target` bytes are in use, or none is left.
@@ -366,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn unexposed_regions_are_reused_at_once_and_exposed_ones_only_when_let_go() {
+    fn unexposed_regions_are_reused_and_exposed_ones_never() {
         let a = arena(1 << 20);
         let mut r = a.alloc(5000, label("one")).unwrap();
         r.fill(1);
@@ -386,7 +367,7 @@ mod tests {
         assert_eq!(a.stats().outside, 8192);
         drop(reader);
         let again = a.alloc(5000, label("four")).unwrap();
-        assert_eq!((again[0], a.stats().outside), (2, 0));
+        assert_eq!((again[0], a.stats().outside), (0, 0), "new memory, and the old is freed");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Memory for batches: anonymous files that other processes can map, in huge pages where the
-//! machine allows, pooled, reused only when nobody else can see them, under one byte budget.
+//! machine allows, pooled where no reader was given them, under one byte budget.
 //!
 //! An [`Arena`] hands out [`RegionMut`]s. Filled and [frozen](RegionMut::freeze), a region becomes
 //! a [`Region`], which is shared and never changes again. When the last handle goes, its memory
-//! waits until no reader outside of this process has it open or mapped, and only then is it used
-//! again (see [`Region::expose`]).
+//! waits until no reader outside of this process has it open or mapped, and only then is it freed; it is
+//! never filled again (see [`Region::expose`]).
 
 mod arena;
 mod backing;

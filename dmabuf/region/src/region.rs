@@ -68,7 +68,7 @@ impl Region {
     /// The file behind the region, for processes outside: its first byte is the region's first,
     /// its length the region's.
     ///
-    /// Marks the region as exposed: from now on it is reused only when the kernel shows no other
+    /// Marks the region as exposed: it is never filled again, and freed when the kernel shows no other
     /// open description or mapping of the file. Never hand out this descriptor itself, only
     /// files that are opened anew from it (as FUSE passthrough does): a duplicate is not seen.
     pub fn expose(&self) -> BorrowedFd<'_> {
