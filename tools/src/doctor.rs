@@ -130,16 +130,11 @@ fn fuse() -> Finding {
     }
 }
 
-fn on_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
-}
-
 fn rights() -> Finding {
     if nix::unistd::geteuid().is_root() {
         return good("rights", "root: mounts by itself");
     }
-    match on_path("fusermount3").or_else(|| on_path("fusermount")) {
+    match batchfs_mount::find_helper() {
         Some(helper) => less(
             "rights",
             format!("not root: mounts through {}", helper.display()),

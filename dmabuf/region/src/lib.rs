@@ -2,9 +2,9 @@
 //! machine allows, pooled where no reader was given them, under one byte budget.
 //!
 //! An [`Arena`] hands out [`RegionMut`]s. Filled and [frozen](RegionMut::freeze), a region becomes
-//! a [`Region`], which is shared and never changes again. When the last handle goes, its memory
-//! waits until no reader outside of this process has it open or mapped, and only then is it freed; it is
-//! never filled again (see [`Region::expose`]).
+//! a [`Region`], which is shared and never changes again. When the last handle goes, its memory is
+//! kept to be filled again, unless it was [exposed](Region::expose) to readers outside of this process:
+//! then it counts until none of them has it open or mapped, and is freed.
 
 mod arena;
 mod backing;

@@ -42,7 +42,7 @@ impl Mapping {
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `&mut self` makes it the only reference in this process;
-        // readers outside are excluded by the arena before a region is written (`unseen`).
+        // outside there is none, since the arena never hands exposed memory out for writing again.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.len) }
     }
 }

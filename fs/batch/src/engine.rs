@@ -1,4 +1,3 @@
-use std::collections::VecDeque;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -179,10 +178,14 @@ impl Drop for Engine {
         }
         drop(state);
         for (item, waiters) in left {
-            let error = Arc::new(Error::Stopped { item });
-            waiters.into_iter().for_each(|then| then(Err(error.clone())));
+            refuse(waiters, Error::Stopped { item });
         }
     }
+}
+
+fn refuse(waiters: Vec<Then>, error: Error) {
+    let error = Arc::new(error);
+    waiters.into_iter().for_each(|then| then(Err(error.clone())));
 }
 
 impl Inner {
@@ -232,11 +235,16 @@ impl Inner {
             // A panic must not leave a reader waiting for ever: it cannot even be killed.
             let filled = catch_unwind(AssertUnwindSafe(|| self.fill(key, &view)));
             if filled.is_err() {
-                let waiters = self.lock().slots.failed(key);
-                let error = Arc::new(Error::Bug { item: view.name(key) });
-                waiters.into_iter().for_each(|then| then(Err(error.clone())));
+                self.fail(key, Error::Bug { item: view.name(key) });
             }
         }
+    }
+
+    /// Answers those who wait for `key` with `error`.
+    fn fail(&self, key: Key, error: Error) {
+        let waiters = self.lock().slots.failed(key);
+        Metrics::add(&self.metrics.failures, waiters.len() as u64);
+        refuse(waiters, error);
     }
 
     /// Makes the region of `key` and hands it to those who wait.
@@ -254,12 +262,7 @@ impl Inner {
                 waiters.into_iter().for_each(|then| then(Ok(region.clone())));
             }
             Ok(None) => {}
-            Err(error) => {
-                let waiters = self.lock().slots.failed(key);
-                Metrics::add(&self.metrics.failures, waiters.len() as u64);
-                let error = Arc::new(error);
-                waiters.into_iter().for_each(|then| then(Err(error.clone())));
-            }
+            Err(error) => self.fail(key, error),
         }
     }
 
@@ -351,7 +354,7 @@ impl Inner {
                 break;
             }
             state.room_made = false;
-            let again: VecDeque<Key> = std::mem::take(&mut state.slots.blocked).into();
+            let again = std::mem::take(&mut state.slots.blocked);
             if !again.is_empty() {
                 state.slots.demand.extend(again);
                 self.work.notify_all();
@@ -374,11 +377,6 @@ impl Batch {
     /// The region; its file is what readers map, see [`Region::expose`].
     pub fn region(&self) -> &Region {
         &self.region
-    }
-
-    /// What it is.
-    pub fn key(&self) -> Key {
-        self.key
     }
 }
 

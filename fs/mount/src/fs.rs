@@ -98,9 +98,7 @@ impl Filesystem for BatchFs {
         };
         let key = match node {
             // An empty record of a ragged stream has no region.
-            Node::File(Key { item: Item::Record(_), .. })
-                if self.tree.attr(ino.0, node).size == 0 =>
-            {
+            Node::File(Key { item: Item::Record(_), .. }) if self.tree.size(node) == 0 => {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 return self.files.open(Open::Text("".into()), flags, reply);
             }

@@ -15,7 +15,7 @@ mod preflight;
 mod session;
 mod tree;
 
-pub use preflight::{Refusal, SUBTYPE, clear_dead, is_ours};
+pub use preflight::{Refusal, SUBTYPE, clear_dead, find_helper, is_ours};
 pub use session::{
     Delivery, Ended, MountError, Mounted, Options, Stopper, UnmountError, mount, unmount,
 };

@@ -186,7 +186,7 @@ pub(crate) fn rights(allow_other: bool) -> Result<(), Refusal> {
 }
 
 /// The helper that mounts and unmounts for users.
-pub(crate) fn find_helper() -> Option<PathBuf> {
+pub fn find_helper() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
         .flat_map(|dir| ["fusermount3", "fusermount"].map(|name| dir.join(name)))

@@ -77,7 +77,6 @@ impl Tree {
             Node::Inner(_, Inner::Records(s)) => numbered(Item::Record(s)),
             Node::Inner(_, Inner::Indices) => numbered(Item::Index),
             Node::Inner(_, Inner::AllBatches) => numbered(Item::All),
-            Node::Top(Top::Root) if name == "index" => Ok(Node::Inner(MAIN, Inner::Indices)),
             folder => self
                 .named(folder)
                 .into_iter()
@@ -189,7 +188,7 @@ impl Tree {
     }
 
     /// Size of a file in bytes. Reads no payload.
-    fn size(&self, node: Node) -> u64 {
+    pub(crate) fn size(&self, node: Node) -> u64 {
         match node {
             Node::File(key) if key.face != Face::Json => {
                 self.view.layout(key).map_or(0, |l| l.size)
@@ -198,6 +197,7 @@ impl Tree {
         }
     }
 
+    /// How long the kernel may remember what it is told of a node.
     pub(crate) fn ttls(node: Node) -> Ttls {
         Ttls {
             attr: if node.changes() { Duration::ZERO } else { LONG },

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs::{self, File};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use batchfs_store::{Codec, DType, Error, OpenOptions, Schema, Store, Stream, Verify};
@@ -165,6 +166,28 @@ fn a_store_that_was_renamed_or_deleted_can_be_read_on() {
     assert!(gather(&store, &(0..1000).collect::<Vec<_>>()).unwrap() == data);
 }
 
+/// Two threads read `all` again and again while `file` is cut, with `pause` milliseconds before and
+/// after; what they get is `data` or an error.
+fn cut_under_readers(store: &Store, all: &[u64], data: &[u8], file: &Path, pause: u64) {
+    let pause = std::time::Duration::from_millis(pause);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    if let Ok(got) = gather(store, all) {
+                        assert!(got == data, "other values");
+                    }
+                }
+            });
+        }
+        std::thread::sleep(pause);
+        File::options().write(true).open(file).unwrap().set_len(8192).unwrap();
+        std::thread::sleep(pause);
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
 /// Threads read warm records while the file is cut: each call gives right bytes or an error.
 #[test]
 fn a_cut_in_the_middle_of_reads_never_shows_zeros() {
@@ -176,23 +199,7 @@ fn a_cut_in_the_middle_of_reads_never_shows_zeros() {
         let store = Store::open(&dest, OpenOptions::default()).unwrap();
         let all: Vec<u64> = (0..RECORDS).collect();
         gather(&store, &all).unwrap();
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|s| {
-            for _ in 0..2 {
-                s.spawn(|| {
-                    while !stop.load(Ordering::Relaxed) {
-                        if let Ok(got) = gather(&store, &all) {
-                            assert!(got == data, "other values");
-                        }
-                    }
-                });
-            }
-            std::thread::sleep(std::time::Duration::from_millis(2));
-            let shard = File::options().write(true).open(dest.join("data-000.npy")).unwrap();
-            shard.set_len(8192).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(2));
-            stop.store(true, Ordering::Relaxed);
-        });
+        cut_under_readers(&store, &all, &data, &dest.join("data-000.npy"), 2);
         assert!(gather(&store, &all).is_err());
     }
 }
@@ -212,22 +219,7 @@ fn a_cut_in_the_middle_of_reads_of_frames_never_shows_other_values() {
         let store = Store::open(&dest, OpenOptions::default()).unwrap();
         let all: Vec<u64> = (0..2000).collect();
         gather(&store, &all).unwrap();
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|s| {
-            for _ in 0..2 {
-                s.spawn(|| {
-                    while !stop.load(Ordering::Relaxed) {
-                        if let Ok(got) = gather(&store, &all) {
-                            assert!(got == data, "other values");
-                        }
-                    }
-                });
-            }
-            std::thread::sleep(std::time::Duration::from_millis(8));
-            File::options().write(true).open(dest.join(cut)).unwrap().set_len(8192).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(8));
-            stop.store(true, Ordering::Relaxed);
-        });
+        cut_under_readers(&store, &all, &data, &dest.join(cut), 8);
         assert!(gather(&store, &all).is_err());
     }
 }
