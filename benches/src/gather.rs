@@ -66,7 +66,7 @@ impl Loaded {
         ensure!(ids.iter().all(|id| *id < len), "an id is out of range");
         let arena = Arena::new(&Config { limit: 1 << 30, backing: None })?;
         let mut region = arena.alloc(BATCH * item, "bench".into())?;
-        region.fill(1);
+        region.bytes_mut()?.fill(1);
         let streams =
             vec![NamedStream { name: "data".into(), stream: store.clone() as Arc<dyn Stream> }];
         let dataset = Arc::new(Dataset::new("bench", streams)?);
@@ -96,7 +96,8 @@ impl Loaded {
     fn warm(&mut self) -> anyhow::Result<()> {
         let all: Vec<u64> = (0..self.store.len()).collect();
         for ids in all.chunks(BATCH) {
-            self.store.gather(ids, &mut self.region[..ids.len() * self.item])?;
+            let region = &mut self.region.bytes_mut()?[..ids.len() * self.item];
+            self.store.gather(ids, region)?;
             copy(&self.npy[self.npy_start..], ids, &mut self.buffer, self.item);
         }
         Ok(())
@@ -120,13 +121,15 @@ impl Loaded {
         let item = self.item;
         Ok(match how {
             How::Store => {
+                let region = self.region.bytes_mut()?;
                 let start = Instant::now();
-                self.store.gather(&ids, &mut self.region)?;
+                self.store.gather(&ids, region)?;
                 nanos(start)
             }
             How::Split => {
+                let region = self.region.bytes_mut()?;
                 let start = Instant::now();
-                gather_records(&*self.store, &ids, &mut self.region, &self.all)?;
+                gather_records(&*self.store, &ids, region, &self.all)?;
                 nanos(start)
             }
             How::Engine => {
@@ -134,7 +137,7 @@ impl Loaded {
                 let start = Instant::now();
                 let batch = self.engine.wait(key, &self.view).map_err(anyhow::Error::from)?;
                 let taken = nanos(start);
-                ensure!(batch.len() == len);
+                ensure!(batch.region().len() == len);
                 taken
             }
             How::Limit1 => {
@@ -178,14 +181,14 @@ impl Loaded {
         if matches!(how, How::Engine) {
             let key = self.key(number);
             let batch = self.engine.wait(key, &self.view).map_err(anyhow::Error::from)?;
-            std::fs::write(path, &batch[..])?;
+            std::fs::write(path, batch.region().bytes()?)?;
             return Ok(self.view.plan(key)?);
         }
-        self.region.fill(0xaa);
+        self.region.bytes_mut()?.fill(0xaa);
         self.buffer.fill(0xaa);
         self.once(how, number)?;
         let bytes = match how {
-            How::Store | How::Split => &self.region[..],
+            How::Store | How::Split => &*self.region.bytes_mut()?,
             _ => &self.buffer[..len],
         };
         std::fs::write(path, bytes)?;

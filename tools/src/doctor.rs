@@ -198,10 +198,10 @@ fn huge_pages() -> Finding {
         Err(e) => return missing("huge pages", format!("no memory for batches: {e}"), advice),
     };
     let found = match arena.alloc(HUGE_PAGE as usize, "doctor".into()) {
-        Ok(mut region) => {
-            region.fill(1);
-            is_huge(region.as_ptr() as usize)
-        }
+        Ok(mut region) => region.bytes_mut().is_ok_and(|bytes| {
+            bytes.fill(1);
+            is_huge(bytes.as_ptr() as usize)
+        }),
         Err(_) => false,
     };
     let backing = arena.backing();

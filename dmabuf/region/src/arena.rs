@@ -238,9 +238,9 @@ impl Shared {
     pub(crate) fn give_back(&self, id: u64, memory: Memory, exposed: bool) {
         let mut state = self.lock();
         let Some(holder) = state.live.remove(&id) else { return };
-        if !exposed {
+        if !exposed && memory.is_mapped() {
             state.put_idle(memory);
-        } else if self.can_ask {
+        } else if exposed && self.can_ask {
             state.outside.push_back((Holder { outside: true, ..holder }, memory));
         } else {
             state.used -= holder.bytes;
@@ -263,7 +263,7 @@ impl State {
     }
 
     fn put_idle(&mut self, memory: Memory) {
-        let len = memory.map.bytes().len();
+        let len = memory.len();
         self.idle_bytes += Arena::charge(len as u64);
         self.idle_count += 1;
         self.idle.entry(len).or_default().push((Instant::now(), memory));
@@ -312,7 +312,7 @@ impl State {
             freed.extend(stack.drain(..old).map(|(_, memory)| memory));
         }
         self.idle.retain(|_, stack| !stack.is_empty());
-        let bytes: u64 = freed.iter().map(|m| Arena::charge(m.map.bytes().len() as u64)).sum();
+        let bytes: u64 = freed.iter().map(|m| Arena::charge(m.len() as u64)).sum();
         self.used -= bytes;
         self.idle_bytes -= bytes;
         self.idle_count -= freed.len() as u64;
@@ -350,24 +350,58 @@ mod tests {
     fn unexposed_regions_are_reused_and_exposed_ones_never() {
         let a = arena(1 << 20);
         let mut r = a.alloc(5000, label("one")).unwrap();
-        r.fill(1);
+        r.bytes_mut().unwrap().fill(1);
         drop(r.freeze());
         assert_eq!(a.stats().idle, 8192);
         let mut r = a.alloc(5000, label("two")).unwrap();
-        assert_eq!(r[0], 1, "the idle region is used again");
-        r.fill(2);
+        assert!(r.is_mapped());
+        assert_eq!(r.bytes_mut().unwrap()[0], 1, "the idle region is used again");
+        r.bytes_mut().unwrap().fill(2);
         let region = r.freeze();
         let reader = open(&region);
         drop(region);
         let mut other = a.alloc(5000, label("three")).unwrap();
-        other.fill(3);
+        other.bytes_mut().unwrap().fill(3);
         let mut seen = vec![0; 5000];
         std::os::unix::fs::FileExt::read_exact_at(&reader, &mut seen, 0).unwrap();
         assert!(seen.iter().all(|b| *b == 2), "what a reader has open was changed");
         assert_eq!(a.stats().outside, 8192);
         drop(reader);
-        let again = a.alloc(5000, label("four")).unwrap();
-        assert_eq!((again[0], a.stats().outside), (0, 0), "new memory, and the old is freed");
+        let mut again = a.alloc(5000, label("four")).unwrap();
+        assert_eq!(again.bytes_mut().unwrap()[0], 0, "new memory");
+        assert_eq!(a.stats().outside, 0, "and the old is freed");
+    }
+
+    #[test]
+    fn what_is_written_is_what_readers_and_this_process_see() {
+        let a = arena(64 << 20);
+        let bytes: Vec<u8> = (0..5_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        let mut r = a.alloc(bytes.len(), label("written")).unwrap();
+        assert!(!r.is_mapped());
+        let (front, back) = bytes.split_at(2 << 20);
+        r.write_at(back, front.len() as u64).unwrap();
+        r.write_at(front, 0).unwrap();
+        for (bytes, at) in [(&[1][..], 5_000_000), (&[1, 2], 4_999_999), (&[1], u64::MAX)] {
+            let refused = r.write_at(bytes, at).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        }
+        let region = r.freeze();
+        let mut seen = vec![0; bytes.len()];
+        std::os::unix::fs::FileExt::read_exact_at(&open(&region), &mut seen, 0).unwrap();
+        assert!(seen == bytes);
+        assert!(region.bytes().unwrap() == bytes);
+        drop(region);
+        a.sweep();
+        assert_eq!(a.stats().used, 0, "it was shown, so it is not kept");
+    }
+
+    #[test]
+    fn one_that_was_only_written_is_not_kept() {
+        let a = arena(1 << 20);
+        let mut r = a.alloc(5000, label("written")).unwrap();
+        r.write_at(&[1; 5000], 0).unwrap();
+        drop(r);
+        assert_eq!(a.stats(), Stats { limit: 1 << 20, ..Stats::default() });
     }
 
     #[test]
@@ -388,7 +422,8 @@ mod tests {
         assert!(a.holders().iter().all(|h| h.outside && h.label.starts_with("batch/")));
         drop(kept);
         // Another size: the three must be noticed, freed, and their bytes given back.
-        let big = a.alloc(10_000, label("big")).unwrap();
+        let mut big = a.alloc(10_000, label("big")).unwrap();
+        big.bytes_mut().unwrap();
         assert_eq!(
             a.stats(),
             Stats { limit: 12288, used: 12288, live: 12288, outside: 0, idle: 0, regions: 1 }
@@ -410,8 +445,9 @@ mod tests {
             return;
         }
         let mut r = a.alloc(5 << 20, label("large")).unwrap();
-        r.fill(9);
-        let address = format!("{:x}-", r.as_ptr() as usize);
+        let bytes = r.bytes_mut().unwrap();
+        bytes.fill(9);
+        let address = format!("{:x}-", bytes.as_ptr() as usize);
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mine = smaps.split_once(&address).unwrap().1;
         let huge = mine.lines().find(|l| l.starts_with("ShmemPmdMapped:")).unwrap();

@@ -3,11 +3,13 @@ use std::fs::OpenOptions;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate, openat};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
+use nix::sys::uio::pwrite;
 use nix::unistd::ftruncate;
 
 use crate::sys::{Mapping, private_tmpfs, sole_user};
@@ -18,10 +20,8 @@ pub const PAGE: u64 = 4096;
 /// Bytes of a huge page.
 pub const HUGE_PAGE: u64 = 2 << 20;
 
-/// Regions of at least this size lie in huge pages, and are charged for whole ones. That is 4 times
-/// the memory for the smallest of them; but a reader takes them faster by a third, and the first
-/// filling is faster by a factor of 4 to 8.
-pub const HUGE_FROM: u64 = 512 << 10;
+/// Regions of at least this size lie in huge pages, and are charged for whole ones.
+pub const HUGE_FROM: u64 = HUGE_PAGE;
 
 /// What kind of files the regions of an arena are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Maker {
         }
     }
 
-    /// A new file of `len` zero bytes with a writable mapping.
+    /// A new file of `len` zero bytes.
     pub(crate) fn make(&self, len: NonZeroUsize) -> io::Result<Memory> {
         let file = match self {
             Maker::Tmpfs(root) => openat(
@@ -91,31 +91,76 @@ impl Maker {
                 file
             }
         };
-        let bytes = i64::try_from(len.get()).map_err(io::Error::other)?;
-        ftruncate(&file, bytes)?;
-        let huge = NonZeroUsize::new(HUGE_PAGE as usize).filter(|_| len.get() as u64 >= HUGE_FROM);
-        if huge.is_none() {
-            // At once, so that the pages are as large as the size allows: a reader that maps them
-            // takes half the time. Where it is not possible they come one by one.
-            let done = fallocate(&file, FallocateFlags::empty(), 0, bytes);
-            if let Err(e @ (Errno::ENOSPC | Errno::ENOMEM)) = done {
-                return Err(e.into());
-            }
-        }
-        let map = Mapping::new(&file, len, huge)?;
-        Ok(Memory { file, map, kind: self.kind() })
+        ftruncate(&file, i64::try_from(len.get()).map_err(io::Error::other)?)?;
+        Ok(Memory { file, map: OnceLock::new(), len, kind: self.kind() })
     }
 }
 
-/// One file and this process's mapping of it.
+/// One file, and this process's mapping of it once it was needed.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) file: OwnedFd,
-    pub(crate) map: Mapping,
+    map: OnceLock<Mapping>,
+    len: NonZeroUsize,
     kind: Backing,
 }
 
 impl Memory {
+    pub(crate) fn len(&self) -> usize {
+        self.len.get()
+    }
+
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.map.get().is_some()
+    }
+
+    /// What it holds. Maps it, the first time.
+    pub(crate) fn bytes(&self) -> io::Result<&[u8]> {
+        if self.map.get().is_none() {
+            // If another thread was faster, its mapping is taken.
+            let _ = self.map.set(self.mapping()?);
+        }
+        self.map.get().map(Mapping::bytes).ok_or_else(|| io::ErrorKind::Other.into())
+    }
+
+    /// To fill it through a mapping.
+    pub(crate) fn bytes_mut(&mut self) -> io::Result<&mut [u8]> {
+        if self.map.get().is_none() {
+            if (self.len() as u64) < HUGE_FROM {
+                // At once, so that the pages are as large as the size allows: a reader that maps
+                // them takes half the time. Where it is not possible they come one by one.
+                let done = fallocate(&self.file, FallocateFlags::empty(), 0, self.len() as i64);
+                if let Err(e @ (Errno::ENOSPC | Errno::ENOMEM)) = done {
+                    return Err(e.into());
+                }
+            }
+            let _ = self.map.set(self.mapping()?);
+        }
+        self.map.get_mut().map(Mapping::bytes_mut).ok_or_else(|| io::ErrorKind::Other.into())
+    }
+
+    fn mapping(&self) -> io::Result<Mapping> {
+        let huge = NonZeroUsize::new(HUGE_PAGE as usize).filter(|_| self.len() as u64 >= HUGE_FROM);
+        Mapping::new(&self.file, self.len, huge)
+    }
+
+    /// Writes to the file. Pages that are written as a whole are not cleared before, as those of
+    /// a mapping are; and they are as large as the write and the alignment of `at` allow.
+    pub(crate) fn write_at(&mut self, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
+        if at.checked_add(bytes.len() as u64).is_none_or(|end| end > self.len() as u64) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "beyond the region's end"));
+        }
+        while !bytes.is_empty() {
+            match pwrite(&self.file, bytes, at as i64) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => (bytes, at) = (&bytes[n..], at + n as u64),
+                Err(Errno::EINTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
     /// Whether nobody else has the file open or mapped.
     ///
     /// A reader's mapping outlives its descriptor and is seen by no other means: the mount gets
@@ -154,7 +199,7 @@ mod tests {
     fn a_region_is_seen_while_a_descriptor_or_a_mapping_of_it_is_left() {
         for maker in makers() {
             let mut m = maker.make(NonZeroUsize::new(10_000).unwrap()).unwrap();
-            m.map.bytes_mut()[9_999] = 7;
+            m.bytes_mut().unwrap()[9_999] = 7;
             assert!(m.unseen().unwrap());
             let reader = reopen(&m.file).unwrap();
             assert!(!m.unseen().unwrap(), "{:?}: descriptor", maker.kind());

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,10 @@ impl Drop for Lent {
 
 /// A region that is being filled: this handle is the only access to it.
 ///
-/// What it holds at first is unspecified (zeros, or an earlier region's bytes).
+/// There are two ways to fill one, which may be mixed: through a [mapping](Self::bytes_mut), where
+/// several threads fill it or it is filled again and again, and by [writing](Self::write_at) its
+/// file, which for new memory is faster, for the kernel need not clear pages that are written as a
+/// whole. What it holds at first is unspecified (zeros, or an earlier region's bytes).
 pub struct RegionMut(Lent);
 
 impl RegionMut {
@@ -34,23 +37,49 @@ impl RegionMut {
         RegionMut(Lent { id, label, memory: Some(memory), exposed: AtomicBool::new(false), arena })
     }
 
+    fn memory(&mut self) -> io::Result<&mut Memory> {
+        // The memory leaves only when the handle is dropped.
+        self.0.memory.as_mut().ok_or_else(|| io::ErrorKind::Other.into())
+    }
+
+    /// Its length in bytes, at least 1.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.0.memory.as_ref().map_or(0, Memory::len)
+    }
+
+    /// Whether it is mapped already: then this is the way to fill it, the pages are there.
+    pub fn is_mapped(&self) -> bool {
+        self.0.memory.as_ref().is_some_and(Memory::is_mapped)
+    }
+
+    /// The region's bytes, in a mapping that is made the first time.
+    ///
+    /// # Errors
+    /// If the system has no memory, or no room for another mapping.
+    pub fn bytes_mut(&mut self) -> io::Result<&mut [u8]> {
+        self.memory()?.bytes_mut()
+    }
+
+    /// Writes `bytes` to the region's file, from byte `at` on.
+    ///
+    /// # Errors
+    /// `InvalidInput` if they do not lie inside of the region; or if the system has no memory.
+    pub fn write_at(&mut self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.memory()?.write_at(bytes, at)
+    }
+
+    /// The region's file, open for writing inside of its length.
+    ///
+    /// # Errors
+    /// None that happens.
+    pub fn file(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(self.memory()?.file.as_fd())
+    }
+
     /// Ends writing. From here on the bytes never change.
     pub fn freeze(self) -> Region {
         Region(Arc::new(self.0))
-    }
-}
-
-impl Deref for RegionMut {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.0.memory.as_ref().map_or(&[], |m| m.map.bytes())
-    }
-}
-
-impl DerefMut for RegionMut {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        self.0.memory.as_mut().map_or(&mut [], |m| m.map.bytes_mut())
     }
 }
 
@@ -84,13 +113,22 @@ impl Region {
     pub fn label(&self) -> &str {
         &self.0.label
     }
-}
 
-impl Deref for Region {
-    type Target = [u8];
+    /// Its length in bytes, at least 1.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.0.memory.as_ref().map_or(0, Memory::len)
+    }
 
-    fn deref(&self) -> &[u8] {
-        self.0.memory.as_ref().map_or(&[], |m| m.map.bytes())
+    /// Its bytes, in a mapping that is made the first time.
+    ///
+    /// # Errors
+    /// If the system has no room for another mapping.
+    pub fn bytes(&self) -> io::Result<&[u8]> {
+        match &self.0.memory {
+            Some(memory) => memory.bytes(),
+            None => Err(io::ErrorKind::Other.into()),
+        }
     }
 }
 

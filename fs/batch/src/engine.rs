@@ -1,6 +1,5 @@
-use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -8,8 +7,9 @@ use std::time::{Duration, Instant};
 use batchfs_region::{AllocError, Arena, Region, RegionMut};
 use rayon::ThreadPool;
 
-use crate::gather::gather;
+use crate::gather::{Failure, gather};
 use crate::slots::{Found, Slot, Slots, Then};
+use crate::write::write;
 use crate::{Error, Key, Layout, Metrics, View};
 
 /// How long an open waits for room. Its reader cannot be killed meanwhile.
@@ -26,6 +26,9 @@ const IDLE: Duration = Duration::from_secs(10);
 
 /// Regions unused for this long are given back to the system.
 const TRIM: Duration = Duration::from_secs(5);
+
+/// A region of this size that a reader waits for is filled by several threads.
+const WORTH_A_POOL: u64 = 8 << 20;
 
 /// How an engine is made.
 #[derive(Clone, Debug)]
@@ -47,6 +50,8 @@ struct Inner {
     pool: ThreadPool,
     metrics: Metrics,
     open: AtomicUsize,
+    /// Regions are shown to readers outside, so that each is filled once only.
+    shown: AtomicBool,
     state: Mutex<State>,
     /// Signalled when there is something to fill.
     work: Condvar,
@@ -93,6 +98,7 @@ impl Engine {
             pool,
             metrics: Metrics::default(),
             open: AtomicUsize::new(0),
+            shown: AtomicBool::new(false),
             state,
             work: Condvar::new(),
             clock: Condvar::new(),
@@ -139,6 +145,12 @@ impl Engine {
             let _ = tell.send(batch);
         });
         told.recv().unwrap_or_else(|_| Err(Arc::new(Error::Stopped { item: view.name(key) })))
+    }
+
+    /// Says that regions are going to be [shown](Region::expose) to readers outside. New memory is
+    /// then filled in the way that is fastest where it is used once.
+    pub fn show_regions(&self) {
+        self.inner.shown.store(true, Ordering::Relaxed);
     }
 
     /// Counters since the start.
@@ -277,9 +289,23 @@ impl Inner {
         // What nobody waits for yet is filled by one thread: several such jobs run side by side, and
         // the threads of the pool spend as much time looking for work as a small batch takes.
         let wanted = self.lock().slots.is_wanted(key);
-        let pool = wanted.then_some(&self.pool);
-        gather(view, &ids, layout, &mut region, pool)
-            .map_err(|source| Error::Store { item: view.name(key), source })?;
+        let split = wanted && layout.size >= WORTH_A_POOL && self.pool.current_num_threads() > 1;
+        // Writing is for new memory alone, and its kernel lock lets one thread at a time.
+        let filled = if self.shown.load(Ordering::Relaxed) && !region.is_mapped() && !split {
+            write(view, &ids, layout, &mut region)
+        } else {
+            region
+                .bytes_mut()
+                .map_err(Failure::Region)
+                .and_then(|out| gather(view, &ids, layout, out, wanted.then_some(&self.pool)))
+        };
+        filled.map_err(|failure| match failure {
+            Failure::Store(source) => Error::Store { item: view.name(key), source },
+            Failure::Region(source) => {
+                let source = AllocError::Os { len: layout.size, source };
+                Error::Memory { item: view.name(key), source }
+            }
+        })?;
         Metrics::add(&self.metrics.gathered_bytes, layout.size);
         Ok(region.freeze())
     }
@@ -376,14 +402,6 @@ impl Inner {
 impl Batch {
     /// The region; its file is what readers map, see [`Region::expose`].
     pub fn region(&self) -> &Region {
-        &self.region
-    }
-}
-
-impl Deref for Batch {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
         &self.region
     }
 }

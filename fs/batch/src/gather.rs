@@ -1,3 +1,5 @@
+use std::io;
+
 use batchfs_store::{Error, Stream};
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -12,6 +14,31 @@ const WORTH_A_THREAD: usize = 256 << 10;
 /// Parts of large batches are kept at least this large: the store copies such past the caches.
 const LARGE: usize = 4 << 20;
 
+/// Why a region could not be filled.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Reading the data failed.
+    Store(Error),
+    /// The memory could not be had.
+    Region(io::Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Store(error)
+    }
+}
+
+pub(crate) fn stream(view: &View, number: u16) -> Result<&dyn Stream, Error> {
+    match view.dataset().stream(number) {
+        Some(named) => Ok(&*named.stream),
+        None => Err(Error::Invalid {
+            path: view.dataset().origin().to_owned(),
+            why: format!("there is no stream number {number}"),
+        }),
+    }
+}
+
 /// Fills `out`, which is `layout.size` long: the header, the arrays, and zeros between them; on the
 /// threads of `pool`, or without it on this one.
 ///
@@ -23,14 +50,7 @@ pub(crate) fn gather(
     layout: &Layout,
     out: &mut [u8],
     pool: Option<&ThreadPool>,
-) -> Result<(), Error> {
-    let stream = |number| match view.dataset().stream(number) {
-        Some(named) => Ok(&*named.stream),
-        None => Err(Error::Invalid {
-            path: view.dataset().origin().to_owned(),
-            why: format!("there is no stream number {number}"),
-        }),
-    };
+) -> Result<(), Failure> {
     let (header, mut rest) = out.split_at_mut(layout.header.len());
     header.copy_from_slice(&layout.header);
     let mut at = layout.header.len() as u64;
@@ -40,35 +60,43 @@ pub(crate) fn gather(
         let (out, behind) = behind.split_at_mut(array.nbytes as usize);
         match array.fill {
             Fill::Records(s) => match pool {
-                Some(pool) => gather_records(stream(s)?, ids, out, pool)?,
-                None => stream(s)?.gather(ids, out)?,
+                Some(pool) => gather_records(stream(view, s)?, ids, out, pool)?,
+                None => stream(view, s)?.gather(ids, out)?,
             },
-            Fill::Offsets(s) => {
-                let mut elements = vec![0; ids.len()];
-                stream(s)?.elements(ids, &mut elements)?;
-                // The layout was refused if the sum does not fit.
-                let mut end = 0i32;
-                let (first, others) = out.split_at_mut(size_of::<i32>());
-                first.copy_from_slice(&end.to_le_bytes());
-                for (bytes, n) in others.chunks_exact_mut(size_of::<i32>()).zip(elements) {
-                    end = end.wrapping_add(n as i32);
-                    bytes.copy_from_slice(&end.to_le_bytes());
-                }
-            }
-            Fill::Shapes(s) => {
-                let mut shapes = vec![0; out.len() / size_of::<u64>()];
-                stream(s)?.shapes(ids, &mut shapes)?;
-                put(out, &shapes);
-            }
+            Fill::Offsets(s) => offsets(stream(view, s)?, ids, out)?,
+            Fill::Shapes(s) => shapes(stream(view, s)?, ids, out)?,
             Fill::Ids => put(out, ids),
             Fill::Zeros => out.fill(0),
         }
         (rest, at) = (behind, array.offset + array.nbytes);
     }
+    rest.fill(0);
     Ok(())
 }
 
-fn put(out: &mut [u8], numbers: &[u64]) {
+/// Where each record starts in the values, and where the last one ends.
+pub(crate) fn offsets(stream: &dyn Stream, ids: &[u64], out: &mut [u8]) -> Result<(), Failure> {
+    let mut elements = vec![0; ids.len()];
+    stream.elements(ids, &mut elements)?;
+    // The layout was refused if the sum does not fit.
+    let mut end = 0i32;
+    let (first, others) = out.split_at_mut(size_of::<i32>());
+    first.copy_from_slice(&end.to_le_bytes());
+    for (bytes, n) in others.chunks_exact_mut(size_of::<i32>()).zip(elements) {
+        end = end.wrapping_add(n as i32);
+        bytes.copy_from_slice(&end.to_le_bytes());
+    }
+    Ok(())
+}
+
+pub(crate) fn shapes(stream: &dyn Stream, ids: &[u64], out: &mut [u8]) -> Result<(), Failure> {
+    let mut shapes = vec![0; out.len() / size_of::<u64>()];
+    stream.shapes(ids, &mut shapes)?;
+    put(out, &shapes);
+    Ok(())
+}
+
+pub(crate) fn put(out: &mut [u8], numbers: &[u64]) {
     for (bytes, n) in out.chunks_exact_mut(size_of::<u64>()).zip(numbers) {
         bytes.copy_from_slice(&n.to_le_bytes());
     }

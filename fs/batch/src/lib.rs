@@ -18,6 +18,7 @@ mod layout;
 mod metrics;
 mod predict;
 mod slots;
+mod write;
 
 pub use dataset::{Dataset, NamedStream, View};
 pub use engine::{Batch, Engine, Options};

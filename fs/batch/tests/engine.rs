@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use batchfs_batch::{Dataset, Engine, Error, Face, Item, Key, NamedStream, Options, View};
+use batchfs_batch::{Batch, Dataset, Engine, Error, Face, Item, Key, NamedStream, Options, View};
 use batchfs_region::{Arena, Config, PAGE};
 use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
 
@@ -50,6 +50,10 @@ fn expected(view: &View, step: u64) -> Vec<u8> {
     view.plan(batch(step)).unwrap().into_iter().flat_map(record).collect()
 }
 
+fn bytes(batch: &Batch) -> &[u8] {
+    batch.region().bytes().unwrap()
+}
+
 /// Waits for what another thread does; fails when it never comes.
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let since = Instant::now();
@@ -68,19 +72,20 @@ fn every_item_and_face_has_its_bytes() {
     let engine = engine(1 << 20);
     for step in [0, 1, 2, 3, 14, 15, 16, 1 << 50, u64::MAX] {
         let bare = engine.wait(batch(step), &view).unwrap();
-        assert_eq!(*bare, *expected(&view, step), "step {step}");
+        assert_eq!(bytes(&bare), expected(&view, step), "step {step}");
         let npy = engine.wait(Key { face: Face::Npy, ..batch(step) }, &view).unwrap();
+        let (bare, npy) = (bytes(&bare), bytes(&npy));
         assert_eq!(npy.len(), 4096 + bare.len());
         assert!(npy.starts_with(b"\x93NUMPY\x01\x00"));
         assert_eq!(npy[4096..], bare[..]);
         let index = Key { item: Item::Index, ..batch(step) };
         let ids: Vec<u8> =
             view.plan(index).unwrap().iter().flat_map(|id| id.to_le_bytes()).collect();
-        assert_eq!(*engine.wait(index, &view).unwrap(), *ids);
+        assert_eq!(bytes(&engine.wait(index, &view).unwrap()), ids);
     }
     for id in [0, 1, 999] {
         let key = Key { item: Item::Record(0), ..batch(id) };
-        assert_eq!(*engine.wait(key, &view).unwrap(), *record(id));
+        assert_eq!(bytes(&engine.wait(key, &view).unwrap()), record(id));
     }
     let none = engine.wait(Key { item: Item::Record(0), ..batch(1000) }, &view);
     let said = none.err().unwrap().to_string();
@@ -101,7 +106,7 @@ fn steps_in_order_are_found_ready() {
             // The step after the last opened one at least.
             until("the next step is filled ahead", || ready() >= step);
         }
-        assert_eq!(*engine.wait(batch(step), &view).unwrap(), *expected(&view, step));
+        assert_eq!(bytes(&engine.wait(batch(step), &view).unwrap()), expected(&view, step));
     }
     assert_eq!(engine.metrics().hits.load(Ordering::Relaxed), 49);
     assert_eq!(engine.metrics().misses.load(Ordering::Relaxed), 1);
@@ -129,8 +134,8 @@ fn readers_who_keep_everything_are_named_and_one_who_lets_go_helps() {
     until("the open waits for room", || waits() > before);
     held.pop();
     let made = told.recv().unwrap().unwrap();
-    assert_eq!(*made, *expected(&view, 400));
-    assert_eq!(*held[0], *expected(&view, 0), "what is held does not change");
+    assert_eq!(bytes(&made), expected(&view, 400));
+    assert_eq!(bytes(&held[0]), expected(&view, 0), "what is held does not change");
     assert_eq!(engine.open_handles(), 3);
     let large = engine.wait(Key { face: Face::Npy, ..batch(0) }, &view);
     assert!(large.is_err(), "no room beside those that are held");
@@ -164,7 +169,7 @@ fn a_damaged_record_fails_its_batches_and_no_others() {
     for part in ["x/batch/0", "shard 0", "record 5", &path.display().to_string()] {
         assert!(said.contains(part), "{part} is not in: {said}");
     }
-    assert_eq!(*engine.wait(batch(1), &view).unwrap(), *expected(&view, 1));
+    assert_eq!(bytes(&engine.wait(batch(1), &view).unwrap()), expected(&view, 1));
     assert!(engine.wait(batch(0), &view).is_err(), "the same again");
     assert_eq!(engine.metrics().failures.load(Ordering::Relaxed), 2);
 }
@@ -181,7 +186,7 @@ fn everything_that_is_not_open_goes_when_nobody_comes() {
     }
     let kept = engine.wait(batch(3), &view).unwrap();
     until("only the open one is left", || engine.arena().stats().used == PAGE);
-    assert_eq!(*kept, *expected(&view, 3));
+    assert_eq!(bytes(&kept), expected(&view, 3));
     assert_eq!(engine.arena().stats().regions, 1);
 }
 
@@ -199,7 +204,7 @@ fn an_engine_that_ends_answers_those_who_wait() {
     drop(engine);
     let refused = told.recv().unwrap().err().unwrap();
     assert!(matches!(*refused, Error::Stopped { .. }), "{refused}");
-    assert_eq!(*held, *expected(&view, 0), "what is open outlives the engine");
+    assert_eq!(bytes(&held), expected(&view, 0), "what is open outlives the engine");
 }
 
 #[test]

@@ -17,10 +17,10 @@ pub(crate) enum Open {
 }
 
 impl Open {
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> std::io::Result<&[u8]> {
         match self {
-            Open::Region(batch) => batch,
-            Open::Text(text) => text.as_bytes(),
+            Open::Region(batch) => batch.region().bytes(),
+            Open::Text(text) => Ok(text.as_bytes()),
         }
     }
 }

@@ -149,7 +149,13 @@ impl Filesystem for BatchFs {
         reply: ReplyData,
     ) {
         let Some(file) = self.files.get(fh) else { return reply.error(Errno::EBADF) };
-        let bytes = file.bytes();
+        let bytes = match file.bytes() {
+            Ok(bytes) => bytes,
+            Err(e) => {
+                self.tree.errors.add(None, format!("a batch could not be mapped to be read: {e}"));
+                return reply.error(Errno::ENOMEM);
+            }
+        };
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
         let to = from.saturating_add(size as usize).min(bytes.len());
         reply.data(&bytes[from..to]);

@@ -146,6 +146,9 @@ pub fn mount(view: Arc<View>, dir: &Path, options: &Options) -> Result<Mounted, 
         .map_err(|source| MountError::Mount { path: dir.clone(), source })?;
     let delivery = choose(&session, options.cached, offers.get() == Some(&true), &tree.engine);
     tracing::info!("{}: delivery {delivery:?}", dir.display());
+    if delivery == Delivery::Passthrough {
+        tree.engine.show_regions();
+    }
     // Set once, before any request is answered.
     let _ = tree.delivery.set(delivery);
     let (tell, events) = channel();

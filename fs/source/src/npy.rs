@@ -1,3 +1,4 @@
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -100,6 +101,10 @@ impl Stream for NpyFile {
 
     fn gather(&self, ids: &[u64], out: &mut [u8]) -> Result<()> {
         self.rows.gather(ids, out)
+    }
+
+    fn gather_to_file(&self, ids: &[u64], file: BorrowedFd<'_>, at: u64) -> Result<bool> {
+        self.rows.gather_to_file(ids, file, at)
     }
 
     fn origin(&self) -> &Path {

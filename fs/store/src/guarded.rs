@@ -82,6 +82,12 @@ impl GuardedFile {
         }
     }
 
+    /// The mapping, for [`send`](crate::sys::send). What is sent from it counts, too, only if
+    /// [`damaged`](Self::damaged) says `false` afterwards.
+    pub(crate) fn mapping(&self) -> Option<&Mapping> {
+        self.map.as_ref()
+    }
+
     /// Has the processor fetch bytes that [`copy_to`](Self::copy_to) will soon want.
     ///
     /// # Panics

@@ -1,9 +1,10 @@
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use crate::announce::{Wanted, announce};
 use crate::geometry::Geometry;
 use crate::stream::check_ids;
-use crate::sys::{AtomicBits, physical_memory};
+use crate::sys::{AtomicBits, physical_memory, send};
 use crate::{Error, GuardedFile, Result};
 
 /// When a record's bytes are held against its checksum.
@@ -149,6 +150,26 @@ impl Rows {
             }
         }
         Ok(())
+    }
+
+    /// Writes records to `file` as [`Stream::gather_to_file`](crate::Stream::gather_to_file) does.
+    ///
+    /// # Errors
+    /// Those of [`Stream::gather_to_file`](crate::Stream::gather_to_file).
+    pub fn gather_to_file(&self, ids: &[u64], file: BorrowedFd<'_>, at: u64) -> Result<bool> {
+        check_ids(&self.origin, ids, self.len())?;
+        // What has to be checked, or read from the disk, has to come into this process first.
+        let direct = self.item >= LARGE_RECORD && ids.iter().all(|id| self.seen.get(*id));
+        if !direct || self.announce || self.files.iter().any(|f| f.mapping().is_none()) {
+            return Ok(false);
+        }
+        let ranges = ids.iter().filter_map(|id| {
+            let (file, offset) = self.place(*id);
+            Some((file.mapping()?, offset as usize, self.item))
+        });
+        let sent = send(ranges, file, at)
+            .map_err(Error::io(&self.origin, "cannot write a batch of it to memory"))?;
+        Ok(sent && !self.files.iter().any(GuardedFile::damaged))
     }
 
     fn check_request(&self, ids: &[u64], out: usize) -> Result<()> {

@@ -1,4 +1,5 @@
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -7,7 +8,7 @@ use crate::header::{DICTIONARY, HEADER, Header, SEAL, bad, read_at_most, read_sm
 use crate::index::Index;
 use crate::packed::Packed;
 use crate::rows::{Rows, Verify};
-use crate::stream::{check_request, dense_elements, dense_shapes};
+use crate::stream::{check_ids, check_request, dense_elements, dense_shapes};
 use crate::{Codec, Error, GuardedFile, Layout, Result, Schema, Stream, hash, is_unfinished};
 
 /// How a store is to be read.
@@ -216,6 +217,15 @@ impl Stream for Store {
                 })
             }
             Body::Packed(packed) => packed.gather(ids, out, self.verify),
+        }
+    }
+
+    fn gather_to_file(&self, ids: &[u64], file: BorrowedFd<'_>, at: u64) -> Result<bool> {
+        match &self.body {
+            Body::Rows { rows, .. } if self.verify != Verify::Always => {
+                rows.gather_to_file(ids, file, at)
+            }
+            _ => check_ids(&self.path, ids, self.len()).map(|()| false),
         }
     }
 

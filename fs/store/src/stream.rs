@@ -1,3 +1,4 @@
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -38,6 +39,20 @@ pub trait Stream: Send + Sync {
     /// its checksum or lies in a file that was cut short; [`Error::Io`] is a
     /// read that failed; [`Error::NoSuchRecord`] an id out of range.
     fn gather(&self, ids: &[u64], out: &mut [u8]) -> Result<()>;
+
+    /// Writes the records `ids` back to back to `file`, from byte `at` on, as
+    /// [`gather`](Self::gather) would copy them, where that is faster than to gather and then
+    /// write them: for large records that lie in the source as they are, and were read before.
+    /// Says whether it did; if not, or on an error, what the file holds there is unspecified.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRecord`] for an id out of range, [`Error::Io`] if the file cannot be
+    /// written. A record that cannot be read is no error here, but `false`: `gather` says why.
+    fn gather_to_file(&self, ids: &[u64], file: BorrowedFd<'_>, at: u64) -> Result<bool> {
+        let _ = (file, at);
+        check_ids(self.origin(), ids, self.len())?;
+        Ok(false)
+    }
 
     /// Writes the number of elements of each of the records `ids` to `out`, which is as long as
     /// `ids`. No record is read for it.

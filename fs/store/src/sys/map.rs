@@ -112,6 +112,15 @@ impl Mapping {
         }
     }
 
+    /// Where a range begins in this process.
+    ///
+    /// # Panics
+    /// If the range is not inside of the mapping.
+    pub(super) fn address(&self, offset: usize, len: usize) -> usize {
+        self.check(offset, len);
+        self.map.as_ptr() as usize + offset
+    }
+
     /// The pages of a range, address and length, for [`will_need`].
     pub(crate) fn pages(&self, offset: usize, len: usize) -> (usize, usize) {
         self.check(offset, len);

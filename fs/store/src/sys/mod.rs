@@ -9,10 +9,12 @@ mod bits;
 mod guard;
 mod map;
 mod rename;
+mod send;
 mod stream;
 mod writeback;
 
 pub(crate) use bits::AtomicBits;
 pub(crate) use map::{Mapping, physical_memory, will_need};
 pub(crate) use rename::rename_without_replacing;
+pub(crate) use send::send;
 pub(crate) use writeback::start_writeback;
