@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import data, inprocess, mounted, report
+from . import data, inprocess, mounted, packed, report, write
 from .figures import Figures
 from .process import Process
 from .quiet import Watch
@@ -16,9 +16,10 @@ from .turns import Context
 
 GROUPS = {
     "gather": inprocess.gather,
+    "packed": packed.gather,
     "one": inprocess.one,
     "ids": inprocess.ids,
-    "write": inprocess.write,
+    "write": write.write,
     "mount": mounted.in_order,
     "latency": mounted.latency,
 }
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace, wanted: list[str], folder: Path, temp: Path) -
     work = data.workloads(folder, args.quick)
     say("making the datasets")
     for one in work:
-        data.make(one, bench)
+        data.make(one, bench, args.bin / "batchfs")
     rounds = args.rounds or (2 if args.quick else 9)
     watch = Watch(args.patience)
     ctx = Context(bench, args.bin, temp, work, figures, rounds, args.quick, watch)

@@ -1,16 +1,13 @@
-"""Rows in process: batches, single records, ids, writing."""
+"""Rows in process: raw batches, single records, ids."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from pathlib import Path
 
 import numpy as np
 from loaderx import Allocator, _sampler
 from loaderx.sampler import Sampler
-from loaderx.zrecord import DenseStore, DenseView, DenseWriter
+from loaderx.zrecord import DenseStore, DenseView
 
 from .data import BATCH, Workload
 from .turns import Contestant, Context, Samples, require, timed
@@ -18,7 +15,7 @@ from .turns import Contestant, Context, Samples, require, timed
 
 def gather(ctx: Context) -> None:
     """Batches of random records, raw, from a warm page cache."""
-    for work in ctx.workloads:
+    for work in ctx.dense():
         ctx.open(work)
         with DenseStore(str(work.zrecord)) as store, Allocator("cpu") as allocator:
             _gather(ctx, work, store.bind(allocator))
@@ -76,7 +73,7 @@ def _gather(ctx: Context, work: Workload, view: DenseView) -> None:
 
 def one(ctx: Context) -> None:
     """One record by index."""
-    for work in ctx.workloads:
+    for work in ctx.dense():
         ctx.open(work)
         with DenseStore(str(work.zrecord)) as store, Allocator("cpu") as allocator:
             _one(ctx, work, store.bind(allocator))
@@ -151,57 +148,3 @@ def _ids(ctx: Context, mode: str, records: int) -> None:
     )
     for who, samples in turns.items():
         ctx.figures.add("ids", f"{mode}, n = {records:,}", who, samples, "ns", lambda ns: ns)
-
-
-def write(ctx: Context) -> None:
-    """A raw store from an array in memory, to the disk."""
-    for work in ctx.workloads:
-        _write(ctx, work)
-
-
-def _write(ctx: Context, work: Workload) -> None:
-    data, out = work.array(), ctx.folder / "written"
-
-    def fresh() -> None:
-        shutil.rmtree(out, ignore_errors=True)
-        os.sync()
-
-    def ours(key: str) -> Contestant:
-        def run(_: int) -> Samples:
-            fresh()
-            return [ctx.bench.ask("write", npy=work.npy, dest=out)[key]]
-
-        return run
-
-    def loaderx(flush: bool) -> Contestant:
-        def whole() -> None:
-            with DenseWriter(str(out), work.dtype, work.item_shape, codec="raw") as writer:
-                writer.append(data)
-            if flush:
-                sync(out)
-
-        def run(_: int) -> Samples:
-            fresh()
-            return [timed(whole)]
-
-        return run
-
-    turns = ctx.take_turns(
-        {
-            "batchfs, flushed": ours("ns"),
-            "loaderx, then flushed": loaderx(True),
-            "batchfs, append alone": ours("append_ns"),
-            "loaderx as it is": loaderx(False),
-        },
-        1 if ctx.quick else min(ctx.rounds, 5),
-    )
-    fresh()
-    for who, samples in turns.items():
-        ctx.figures.add("write", work.name, who, samples, "GB/s", lambda ns: data.nbytes / ns)
-
-
-def sync(folder: Path) -> None:
-    for path in [*folder.iterdir(), folder, folder.parent]:
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.close(fd)

@@ -45,12 +45,21 @@ def _mount(workload: str) -> list[Goal]:
     return [Goal(f"{workload}: {w}", "mount", workload, w, peer, 1.2, None) for w in ways]
 
 
+ALL = "batchfs, all threads"
+
 GOALS = [
     *_gather("image", 1.2, 1.6, 3),
     *_gather("token", 1.2, 1.7, 11),
     *(
-        Goal(f"write, raw, {w}", "write", w, "batchfs, flushed", "loaderx, then flushed", 2, None)
-        for w in ("image", "token")
+        Goal(f"write, {w}", "write", w, "batchfs, flushed", "loaderx, then flushed", 2, None)
+        for w in ("image, raw", "token, raw", "ragged, raw", "image, zstd", "token, zstd")
+    ),
+    Goal("gather, raw, ragged", "packed", "ragged, raw", ALL, "numpy", 3, 6),
+    Goal("gather, raw, ragged", "packed", "ragged, raw", ALL, "loaderx", 0, 45),
+    *(
+        Goal(f"gather, {w}", "packed", w, ALL, "loaderx", least, None)
+        for codec in ("zstd", "zstd_dict")
+        for w, least in ((f"image, {codec}", 2), (f"token, {codec}", 4), (f"ragged, {codec}", 4))
     ),
     *_ids("iid", 1, 2),
     *_ids("cyclic", 3, 6),

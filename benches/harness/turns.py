@@ -30,6 +30,12 @@ class Context:
     quick: bool
     watch: Watch
 
+    def large(self) -> list[Workload]:
+        return [work for work in self.workloads if work.name != "small"]
+
+    def dense(self) -> list[Workload]:
+        return [work for work in self.large() if not work.ragged]
+
     def open(self, work: Workload) -> None:
         self.bench.ask("open", name=work.name, store=work.store, npy=work.npy, ids=work.ids_file)
 

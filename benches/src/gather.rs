@@ -59,10 +59,7 @@ impl Loaded {
         let npy = memory::map(npy)?;
         let npy_start = memory::npy_start(&npy)?;
         ensure!(npy.len() - npy_start == item * len as usize, "store and .npy differ in size");
-        let ids: Vec<u64> = std::fs::read(ids)?
-            .chunks_exact(8)
-            .filter_map(|b| b.try_into().ok().map(u64::from_le_bytes))
-            .collect();
+        let ids = memory::ids(ids)?;
         ensure!(ids.iter().all(|id| *id < len), "an id is out of range");
         let arena = Arena::new(&Config { limit: 1 << 30, backing: None })?;
         let mut region = arena.alloc(BATCH * item, "bench".into())?;

@@ -1,7 +1,8 @@
 //! Single calls on files, of a mount or of the disk.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,27 @@ pub fn time(what: What, path: &Path, count: usize) -> anyhow::Result<Vec<u64>> {
         }
         taken.push(start.elapsed().as_nanos() as u64);
     }
+    Ok(taken)
+}
+
+/// Nanoseconds of each of `count` ways of a byte to another thread and back, over a socket: what
+/// waking two threads in turn costs on this machine.
+pub fn round_trips(count: usize) -> anyhow::Result<Vec<u64>> {
+    let (mut ours, mut theirs) = UnixStream::pair()?;
+    let echo = std::thread::spawn(move || {
+        let mut byte = [0];
+        while theirs.read_exact(&mut byte).is_ok() && theirs.write_all(&byte).is_ok() {}
+    });
+    let mut taken = Vec::with_capacity(count);
+    let mut byte = [0];
+    for _ in 0..count {
+        let start = Instant::now();
+        ours.write_all(&byte)?;
+        ours.read_exact(&mut byte)?;
+        taken.push(start.elapsed().as_nanos() as u64);
+    }
+    drop(ours);
+    echo.join().map_err(|_| anyhow::anyhow!("the echo panicked"))?;
     Ok(taken)
 }
 

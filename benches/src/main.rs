@@ -8,6 +8,7 @@ mod gather;
 mod ids;
 mod latency;
 mod memory;
+mod packed;
 mod reader;
 mod write;
 
@@ -23,13 +24,19 @@ use serde_json::{Value, json};
 #[serde(tag = "op", rename_all = "snake_case")]
 enum Request {
     /// Writes a store from a `.npy` file.
-    Write { npy: PathBuf, dest: PathBuf },
+    Write { npy: PathBuf, dest: PathBuf, how: write::How },
     /// Opens a store, the same data as `.npy`, and a file of record ids (u64), 256 per batch.
     Open { name: String, store: PathBuf, npy: PathBuf, ids: PathBuf },
     /// Gathers the batches `start..start + count` of the file of ids.
     Gather { name: String, how: gather::How, start: usize, count: usize },
     /// Gathers single records, the first id of each batch.
     One { name: String, start: usize, count: usize },
+    /// Opens a store that is compressed, ragged or both, and a file of record ids.
+    OpenPacked { name: String, store: PathBuf, ids: PathBuf },
+    /// As `Gather`, from such a store, on all threads or on one.
+    GatherPacked { name: String, all: bool, start: usize, count: usize },
+    /// As `Dump`, of such a store.
+    DumpPacked { name: String, all: bool, start: usize, path: PathBuf },
     /// Writes the buffer of the last gather to a file, for comparison.
     Dump { name: String, how: gather::How, start: usize, path: PathBuf },
     /// Draws ids, `runs` times the steps `0..steps`, and gives the mean per step of each run.
@@ -40,6 +47,8 @@ enum Request {
     Latency { what: latency::What, path: PathBuf, count: usize },
     /// Times open, read of one byte and close of the files `start..start + count` of a folder.
     Fresh { dir: PathBuf, suffix: String, start: u64, count: u64, pause_us: u64 },
+    /// Times a byte's way to another thread and back, over a socket.
+    RoundTrip { count: usize },
     /// Reads and sums the files `start..start + count` of a folder, as u64 words.
     Sum { dir: PathBuf, suffix: String, skip: usize, start: u64, count: u64, how: reader::How },
 }
@@ -47,6 +56,7 @@ enum Request {
 #[derive(Default)]
 struct State {
     open: HashMap<String, gather::Loaded>,
+    packed: HashMap<String, packed::Packed>,
 }
 
 impl State {
@@ -54,9 +64,13 @@ impl State {
         self.open.get_mut(name).ok_or_else(|| anyhow::anyhow!("{name} is not open"))
     }
 
+    fn packed(&mut self, name: &str) -> anyhow::Result<&mut packed::Packed> {
+        self.packed.get_mut(name).ok_or_else(|| anyhow::anyhow!("{name} is not open"))
+    }
+
     fn answer(&mut self, request: Request) -> anyhow::Result<Value> {
         Ok(match request {
-            Request::Write { npy, dest } => write::write(&npy, &dest)?,
+            Request::Write { npy, dest, how } => write::write(&npy, &dest, &how)?,
             Request::Open { name, store, npy, ids } => {
                 self.open.insert(name, gather::Loaded::open(&store, &npy, &ids)?);
                 json!({})
@@ -69,6 +83,17 @@ impl State {
             }
             Request::Dump { name, how, start, path } => {
                 json!({ "ids": self.get(&name)?.dump(how, start, &path)? })
+            }
+            Request::OpenPacked { name, store, ids } => {
+                self.packed.insert(name, packed::Packed::open(&store, &ids)?);
+                json!({})
+            }
+            Request::GatherPacked { name, all, start, count } => {
+                json!({ "ns": self.packed(&name)?.time(all, start, count)? })
+            }
+            Request::DumpPacked { name, all, start, path } => {
+                self.packed(&name)?.dump(all, start, &path)?;
+                json!({})
             }
             Request::Ids { spec, records, runs, steps } => {
                 json!({ "ns": ids::time(&spec, records, runs, steps)? })
@@ -83,6 +108,7 @@ impl State {
             Request::Fresh { dir, suffix, start, count, pause_us } => {
                 json!({ "ns": latency::fresh(&dir, &suffix, start, count, pause_us)? })
             }
+            Request::RoundTrip { count } => json!({ "ns": latency::round_trips(count)? }),
             Request::Sum { dir, suffix, skip, start, count, how } => {
                 let (ns, sums) = reader::sum(&dir, &suffix, skip, start, count, how)?;
                 json!({ "ns": ns, "sums": sums })

@@ -29,3 +29,9 @@ pub fn huge_buffer(len: usize) -> anyhow::Result<MmapMut> {
     buffer.fill(1);
     Ok(buffer)
 }
+
+/// The numbers of a file of u64.
+pub fn ids(path: &Path) -> anyhow::Result<Vec<u64>> {
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    Ok(bytes.chunks_exact(8).filter_map(|b| b.try_into().ok().map(u64::from_le_bytes)).collect())
+}

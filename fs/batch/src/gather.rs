@@ -1,8 +1,8 @@
 use std::io;
+use std::sync::{Mutex, PoisonError};
 
 use batchfs_store::{Error, Stream};
 use rayon::ThreadPool;
-use rayon::prelude::*;
 
 use crate::layout::Fill;
 use crate::{Layout, View};
@@ -10,6 +10,9 @@ use crate::{Layout, View};
 /// Bytes that a thread should have to copy before another one is woken for the rest: waking
 /// costs some ten microseconds, in which one core copies about this much.
 const WORTH_A_THREAD: usize = 256 << 10;
+
+/// The same where records are decoded.
+const WORTH_A_THREAD_DECODED: usize = 16 << 10;
 
 /// Parts of large batches are kept at least this large: the store copies such past the caches.
 const LARGE: usize = 4 << 20;
@@ -114,32 +117,33 @@ pub fn gather_records(
     pool: &ThreadPool,
 ) -> Result<(), Error> {
     // Twice as many parts as threads, so that one that was late to wake costs less.
-    let part = if out.len() >= 2 * LARGE { LARGE } else { WORTH_A_THREAD };
+    let part = match stream.decodes() {
+        true => WORTH_A_THREAD_DECODED,
+        false if out.len() >= 2 * LARGE => LARGE,
+        false => WORTH_A_THREAD,
+    };
     let parts = (out.len() / part).clamp(1, 2 * pool.current_num_threads());
     if parts == 1 || pool.current_num_threads() == 1 || ids.len() < 2 {
         return stream.gather(ids, out);
     }
     let count = ids.len().div_ceil(parts).max(1);
-    let Some(item) = stream.schema().item_bytes() else {
-        return gather_ragged(stream, ids, count, out, pool);
+    let parts = match stream.schema().item_bytes() {
+        Some(item) => {
+            let bytes = usize::try_from((count as u64).saturating_mul(item)).unwrap_or(usize::MAX);
+            ids.chunks(count).zip(out.chunks_mut(bytes.max(1))).collect()
+        }
+        None => ragged_parts(stream, ids, count, out)?,
     };
-    let bytes = (count as u64).saturating_mul(item).max(1);
-    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    pool.install(|| {
-        ids.par_chunks(count)
-            .zip(out.par_chunks_mut(bytes))
-            .try_for_each(|(ids, out)| stream.gather(ids, out))
-    })
+    share(pool, parts, |(ids, out)| stream.gather(ids, out))
 }
 
-/// The same for records of different sizes, `count` of them to a part.
-fn gather_ragged(
+/// The records `ids`, `count` of them to a part, and where each part goes.
+fn ragged_parts<'a>(
     stream: &dyn Stream,
-    ids: &[u64],
+    ids: &'a [u64],
     count: usize,
-    mut out: &mut [u8],
-    pool: &ThreadPool,
-) -> Result<(), Error> {
+    mut out: &'a mut [u8],
+) -> Result<Vec<(&'a [u64], &'a mut [u8])>, Error> {
     let mut elements = vec![0; ids.len()];
     stream.elements(ids, &mut elements)?;
     let mut parts = Vec::new();
@@ -152,5 +156,34 @@ fn gather_ragged(
         parts.push((ids, now));
         out = later;
     }
-    pool.install(|| parts.into_par_iter().try_for_each(|(ids, out)| stream.gather(ids, out)))
+    Ok(parts)
+}
+
+/// Does `work` for each part: on this thread, which need not wait until another one is awake, and
+/// on those of `pool`.
+fn share<T: Send>(
+    pool: &ThreadPool,
+    parts: Vec<T>,
+    work: impl Fn(T) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let helpers = parts.len().min(pool.current_num_threads()).saturating_sub(1);
+    let left = Mutex::new(parts.into_iter());
+    let failed = Mutex::new(None);
+    // Neither lock is held while something could panic.
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let take_part = || {
+        while let Some(part) = next() {
+            if let Err(e) = work(part) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+                break;
+            }
+        }
+    };
+    pool.in_place_scope(|scope| {
+        for _ in 0..helpers {
+            scope.spawn(|_| take_part());
+        }
+        take_part();
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }

@@ -249,6 +249,10 @@ impl Stream for Store {
         }
     }
 
+    fn decodes(&self) -> bool {
+        self.header.codec != Codec::Raw
+    }
+
     fn origin(&self) -> &Path {
         &self.path
     }

@@ -77,6 +77,12 @@ pub trait Stream: Send + Sync {
         dense_shapes(self, ids, out)
     }
 
+    /// Whether records are decoded when they are gathered, rather than copied: a call then takes
+    /// some ten times as long, and it pays to spread even a small one over threads.
+    fn decodes(&self) -> bool {
+        false
+    }
+
     /// Where the data lies, for messages.
     fn origin(&self) -> &Path;
 
