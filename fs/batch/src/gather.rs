@@ -137,13 +137,16 @@ pub fn gather_records(
     share(pool, parts, |(ids, out)| stream.gather(ids, out))
 }
 
-/// The records `ids`, `count` of them to a part, and where each part goes.
+/// Some of the records of a batch, and where they go.
+type Part<'a> = (&'a [u64], &'a mut [u8]);
+
+/// The records `ids`, `count` of them to a part.
 fn ragged_parts<'a>(
     stream: &dyn Stream,
     ids: &'a [u64],
     count: usize,
     mut out: &'a mut [u8],
-) -> Result<Vec<(&'a [u64], &'a mut [u8])>, Error> {
+) -> Result<Vec<Part<'a>>, Error> {
     let mut elements = vec![0; ids.len()];
     stream.elements(ids, &mut elements)?;
     let mut parts = Vec::new();
