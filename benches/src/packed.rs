@@ -28,7 +28,7 @@ impl Packed {
     pub fn open(store: &Path, ids: &Path) -> anyhow::Result<Self> {
         let store = Arc::new(Store::open(store, OpenOptions::default())?);
         let ids = memory::ids(ids)?;
-        let largest = largest_batch(&*store, &ids)?;
+        let largest = largest_batch(&store, &ids)?;
         let pool = ThreadPoolBuilder::new().build()?;
         let buffer = memory::huge_buffer(largest)?;
         let packed = Self { store, ids, buffer, offsets: vec![0; BATCH + 1], pool };
