@@ -81,8 +81,8 @@ fn prepare(args: &Mount) -> anyhow::Result<Prepared> {
         When::Always => Verify::Always,
         When::Never => Verify::Never,
     };
-    let source = std::fs::canonicalize(&args.source)
-        .with_context(|| format!("{}: there is no such source", args.source.display()))?;
+    // The daemon changes its folder. Links stay: a stream's name is the one that was given.
+    let source = std::path::absolute(&args.source)?;
     let data = dataset(&source, verify, &args.types)?;
     let view = View::new(0, "", data, args.spec).map_err(|e| about(&source, e))?;
     let options = Options {
