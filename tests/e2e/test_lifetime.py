@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Mapping, alive, descriptors, needs_root, rss_kib
+from harness import Mapping, alive, descriptors, errno_of, needs_root, rss_kib, wait_for
 
 PAGE = 4096
 
@@ -83,6 +83,36 @@ def test_more_held_than_the_budget(box, pages, mode):
         for step in range(50):
             assert m.read(f"pages/batch/{step}") == array[m.ids(step)].tobytes()
         m.settle()
+
+
+def test_a_daemon_without_descriptors(box, pages, mode):
+    """Each batch that is open takes some: ENOMEM, with the reason, until there are some again."""
+    source, array = pages
+    limit = box.folder("bin") / "limited"
+    limit.write_text(f'#!/bin/sh\nulimit -n 48\nexec {box.program} "$@"\n')
+    limit.chmod(0o755)
+    target = box.folder()
+    more = ["--cached"] if mode == "cached" else []
+    box.tool(limit, "mount", source, target, "--spec", "batch=8,seed=1", *more)
+    try:
+        held = []
+        with pytest.raises(OSError) as caught:
+            for step in range(0, 2000, 20):
+                held.append(open(target / f"pages/batch/{step}", "rb"))
+        assert caught.value.errno == errno.ENOMEM and held
+        first = held[0].read()
+        for file in held:
+            file.close()
+        told = (target / ".batchfs/errors").read_text()
+        assert "Too many open files" in told, told
+        # What was closed comes back soon; what is kept for reuse when it has been idle for a while.
+        wait_for(lambda: errno_of((target / "index/0").read_bytes) is None, "descriptors again")
+        ids = np.fromfile(target / "index/0", "<u8")
+        assert first == array[ids].tobytes() == (target / "pages/batch/0").read_bytes()
+    finally:
+        for file in held:
+            file.close()
+        box.run("umount", target)
 
 
 def test_gauges_follow_readers(box, pages, mode):

@@ -43,9 +43,6 @@ class Group:
                     path.rmdir()
         pytest.skip(f"needs a memory cgroup of its own: {'; '.join(tried) or 'there is none'}")
 
-    def add(self, pid: int) -> None:
-        (self.path / "cgroup.procs").write_text(str(pid))
-
     def stat(self) -> dict[str, int]:
         pairs = (line.split() for line in (self.path / "memory.stat").read_text().splitlines())
         return {name: int(value) for name, value in pairs}
