@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import REPO, Box, needs_root
+from harness import REPO, Box, needs_root, wait_for
 
 DIGITS = REPO / "tools/data/digits-images.npy"
 
@@ -242,21 +242,23 @@ def test_folders_made_on_the_way_go_again(box, why):
         box.run("verify", root / "a/b/store")
 
 
-def test_what_earlier_writers_left_is_told_and_that_of_live_ones_is_not(box, source):
+def test_what_earlier_writers_left_is_told_and_that_of_live_ones_is_not(box):
+    # Writing it takes longer than noticing that.
+    source = box.npy("large", np.zeros((200 << 10, 1024), np.uint8))
     dest = box.folder("out") / "store"
     dead = dest.parent / ".store.batchfs-tmp-1-00000000"
     dead.mkdir()
     (dead / "data-000.npy").write_text("half")
     live = box.start(box.program, "create", dest, "--from", source, stderr=subprocess.PIPE)
-    while not [n for n in os.listdir(dest.parent) if n != dead.name] and live.poll() is None:
-        time.sleep(0.0005)
+    # It has its folder, and the lock on it, once there are files.
+    wait_for(lambda: list(dest.parent.glob(".store.*/index.bin")), "it writes")
     live.send_signal(signal.SIGSTOP)
-    assert str(dead) in live.stderr.readline() or live.poll() is not None
-    assert not dead.exists()
-    done = box.run("create", dest, "--from", DIGITS, check=False)
-    assert done.stderr == "" or "exists already" in done.stderr
+    assert str(dead) in live.stderr.readline() and not dead.exists()
+    done = box.run("create", dest, "--from", DIGITS)
+    assert done.stderr == ""
     live.send_signal(signal.SIGCONT)
-    assert "exists already" in live.communicate(timeout=60)[1] or live.returncode == 0
+    assert "exists already" in live.communicate(timeout=60)[1]
+    box.run("verify", dest)
     assert os.listdir(dest.parent) == ["store"]
 
 
