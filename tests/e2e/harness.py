@@ -220,11 +220,17 @@ class Mount:
         """Waits until nothing that readers had is left; with `idle`, nor what was filled ahead."""
         names = ["open_handles", "memory_outside_bytes"] + ["memory_live_bytes"] * idle
 
-        def zero() -> bool:
-            now = self.metrics()
-            return all(now[name] == 0 for name in names)
+        seen: list[dict] = []
 
-        wait_for(zero, f"gauges back at zero: {self.metrics()}")
+        def zero() -> bool:
+            seen[1:] = [self.metrics()]
+            return all(seen[-1][name] == 0 for name in names)
+
+        seen.append(self.metrics())
+        try:
+            wait_for(zero, "gauges back at zero")
+        except AssertionError as e:
+            raise AssertionError(f"{e}: {seen[0]}, then {seen[-1]}") from None
 
     def kill(self) -> None:
         """Kills the daemon, and waits until it is gone."""

@@ -75,6 +75,26 @@ def test_a_second_rsync_copies_nothing(box, data, mode):
         assert box.tool(*command, "--checksum", f"{m.dir}/", f"{copy}/").stdout == ""
 
 
+@needs_tool("tar")
+def test_tar_takes_it_whole_and_twice_the_same(box, data, mode):
+    """Every file as a file, none as a link to another; the second time the same bytes."""
+    archives = [box.path / f"{n}.tar" for n in (1, 2)]
+    flags = ["--sort=name", "--exclude=./.batchfs", "--exclude=./README.txt"]
+    for archive in archives:
+        with box.mount(data, mode=mode) as m:
+            box.tool("tar", "-cf", archive, "-C", m.dir, *flags, ".")
+            listed = box.tool("tar", "-tvf", archive).stdout.splitlines()
+            assert {line[0] for line in listed} == {"-", "d"}
+            assert sum(line[0] == "-" for line in listed) == 31 + 31 + 3 * (1 + 31 + 1000)
+            box.tool("tar", "-df", archive, "-C", m.dir)
+    assert box.tool("cmp", *archives, check=False).returncode == 0
+    out = box.folder("out")
+    box.tool("tar", "-xf", archives[0], "-C", out)
+    with box.mount(data, mode=mode) as m:
+        assert (out / "images/batch/7").read_bytes() == m.read("images/batch/7")
+    box.tool("chmod", "-R", "u+w", out)
+
+
 def test_tail_follow_just_sits(box, data):
     with box.mount(data) as m:
         tail = box.start("tail", "-c", "5", "-f", m / "labels/batch/1", text=False)

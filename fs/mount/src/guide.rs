@@ -34,10 +34,11 @@ pub(crate) fn readme(view: &View) -> String {
             batchfs_store::Layout::Dense { item_shape } => {
                 let shape = std::iter::once(batch).chain(item_shape.iter().copied());
                 let shape: Vec<String> = shape.map(|d| d.to_string()).collect();
-                format!("({})", shape.join(", "))
+                // As Python says it.
+                format!("({}{})", shape.join(", "), if shape.len() == 1 { "," } else { "" })
             }
             batchfs_store::Layout::Ragged { ndim } => format!(
-                "ragged: values, cu_seqlens int32 ({}), shapes uint64 ({batch}, {ndim})",
+                "ragged: values, cu_seqlens int32 ({},), shapes uint64 ({batch}, {ndim})",
                 batch + 1
             ),
         };
