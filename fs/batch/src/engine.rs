@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use batchfs_region::{AllocError, Arena, Region, RegionMut};
 use rayon::ThreadPool;
 
+use crate::face::Making;
 use crate::gather::gather;
 use crate::slots::{Found, Slot, Slots, Then};
 use crate::{Error, Key, Layout, Metrics, View};
@@ -249,11 +250,7 @@ impl Inner {
 
     /// Makes the region of `key` and hands it to those who wait.
     fn fill(&self, key: Key, view: &Arc<View>) {
-        let made = view.layout(key).and_then(|layout| match self.room(key, view, &layout)? {
-            Some(region) => self.copy(key, view, &layout, region).map(Some),
-            None => Ok(None),
-        });
-        match made {
+        match self.make(key, view) {
             Ok(Some(region)) => {
                 let waiters = self.lock().slots.filled(key, region.clone());
                 if waiters.is_empty() {
@@ -264,6 +261,26 @@ impl Inner {
             Ok(None) => {}
             Err(error) => self.fail(key, error),
         }
+    }
+
+    /// `None` if it has to wait for its turn, or, for a prefetch, is given up.
+    fn make(&self, key: Key, view: &Arc<View>) -> Result<Option<Region>, Error> {
+        let gathered = |layout: &Layout| match self.room(key, view, layout)? {
+            Some(region) => self.copy(key, view, layout, region).map(Some),
+            None => Ok(None),
+        };
+        let layout = view.layout(key)?;
+        if key.face.making() == Making::Gathered {
+            return gathered(&layout);
+        }
+        let file = if layout.size == 0 {
+            view.render(key, &layout, &[])?
+        } else {
+            let Some(bare) = gathered(&layout)? else { return Ok(None) };
+            view.render(key, &layout, &bare)?
+        };
+        // The bare region has been given back, so that a file that is no larger finds room.
+        gathered(&Layout::whole(file))
     }
 
     fn copy(

@@ -106,8 +106,17 @@ impl Layout {
                 Err(_) => Err("NumPy's format holds a single array".to_owned()),
             },
             Face::Safetensors => Layout::safetensors(arrays, about),
-            Face::Json => Err("it is not made of arrays".to_owned()),
+            Face::Arrow => Err("not yet".to_owned()),
+            // Those are made from the bare file.
+            Face::Json | Face::Txt | Face::Png | Face::Sha256 => {
+                Layout::place(Vec::new(), arrays, ALIGN)
+            }
         }
+    }
+
+    /// A file that is there as a whole.
+    pub(crate) fn whole(bytes: Vec<u8>) -> Layout {
+        Layout { size: bytes.len() as u64, header: bytes, arrays: Vec::new() }
     }
 
     /// The arrays one after the other behind the header, each at a multiple of `align`.

@@ -17,12 +17,13 @@ mod gather;
 mod layout;
 mod metrics;
 mod predict;
+mod render;
 mod slots;
 
 pub use dataset::{Dataset, NamedStream, View};
 pub use engine::{Batch, Engine, Options};
 pub use error::{Error, Result};
-pub use face::{Face, Item, Key};
+pub use face::{Face, Item, Key, Making};
 pub use gather::gather_records;
 pub use layout::{Array, Fill, Layout};
 pub use metrics::Metrics;

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use batchfs_region::{Arena, Region};
 
+use crate::face::Making;
 use crate::predict::Predictor;
 use crate::{Error, Face, Item, Key, View};
 
@@ -106,7 +107,7 @@ impl Slots {
         view: &Arc<View>,
         limit: u64,
     ) -> (usize, Vec<Region>) {
-        if matches!(key.item, Item::Record(_)) {
+        if matches!(key.item, Item::Record(_)) || key.face.making() != Making::Gathered {
             return (0, Vec::new());
         }
         let predictor = self.predictors.entry(group(key)).or_default();

@@ -11,11 +11,10 @@ use fuser::{
     ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request, TimeOrNow,
 };
 
-use crate::errno::{errno, kind};
 use crate::files::{Files, Open};
 use crate::node::Node;
 use crate::session::Delivery;
-use crate::tree::{Missing, Tree};
+use crate::tree::{Missing, Size, Tree};
 
 const GENERATION: Generation = Generation(0);
 
@@ -37,6 +36,21 @@ impl BatchFs {
     fn node(&self, ino: INodeNo) -> Result<Node, Errno> {
         // Only a number that the kernel was told to forget, or never told, is unknown.
         self.tree.inodes.node(ino.0).ok_or(Errno::ESTALE)
+    }
+
+    /// Goes on with the size in bytes: at once, or when the file is made, on another thread. What was
+    /// made is kept for the open that follows.
+    fn with_size(&self, size: Size, then: impl FnOnce(&Tree, Result<u64, Errno>) + Send + 'static) {
+        match size {
+            Size::Known(size) => then(&self.tree, Ok(size)),
+            Size::WhenMade(key) => {
+                let tree = self.tree.clone();
+                self.tree.engine.open(key, &self.tree.view, move |made| {
+                    let size = made.map(|file| file.len() as u64);
+                    then(&tree, size.map_err(|why| tree.failed(&why)));
+                });
+            }
+        }
     }
 }
 
@@ -60,20 +74,23 @@ impl Filesystem for BatchFs {
             Some(name) => self.tree.lookup(folder, name),
             None => Err(Missing::Plain),
         };
-        let node = match found {
-            Ok(node) => node,
+        let (node, size) = match found {
+            Ok(found) => found,
             Err(Missing::Plain) => return reply.error(Errno::ENOENT),
-            Err(Missing::Because(why)) => {
-                self.tree.errors.add(kind(&why), &why);
-                return reply.error(errno(&why));
-            }
+            Err(Missing::Because(why)) => return reply.error(self.tree.failed(&why)),
         };
-        let Some(ino) = self.tree.inodes.number(node, true) else {
-            return reply.error(Errno::EIO);
-        };
-        let attr = self.tree.attr(ino, node);
-        let ttls = Tree::ttls(node);
-        reply.entry_with_ttls(&ttls.attr, &ttls.name, &attr, GENERATION);
+        self.with_size(size, move |tree, size| {
+            let size = match size {
+                Ok(size) => size,
+                Err(e) => return reply.error(e),
+            };
+            let Some(ino) = tree.inodes.number(node, true) else {
+                return reply.error(Errno::EIO);
+            };
+            let ttls = Tree::ttls(node);
+            let attr = tree.attr(ino, node, size);
+            reply.entry_with_ttls(&ttls.attr, &ttls.name, &attr, GENERATION);
+        });
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
@@ -81,9 +98,16 @@ impl Filesystem for BatchFs {
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.node(ino) {
-            Ok(node) => reply.attr(&Tree::ttls(node).attr, &self.tree.attr(ino.0, node)),
-            Err(e) => reply.error(e),
+        let node = match self.node(ino) {
+            Ok(node) => node,
+            Err(e) => return reply.error(e),
+        };
+        match self.tree.size(node) {
+            Ok(size) => self.with_size(size, move |tree, size| match size {
+                Ok(size) => reply.attr(&Tree::ttls(node).attr, &tree.attr(ino.0, node, size)),
+                Err(e) => reply.error(e),
+            }),
+            Err(why) => reply.error(self.tree.failed(&why)),
         }
     }
 
@@ -98,7 +122,9 @@ impl Filesystem for BatchFs {
         };
         let key = match node {
             // An empty record of a ragged stream has no region.
-            Node::File(Key { item: Item::Record(_), .. }) if self.tree.size(node) == 0 => {
+            Node::File(Key { item: Item::Record(_), face: Face::Bare, .. })
+                if matches!(self.tree.size(node), Ok(Size::Known(0))) =>
+            {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 return self.files.open(Open::Text("".into()), flags, reply);
             }
@@ -130,10 +156,7 @@ impl Filesystem for BatchFs {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 files.open(Open::Region(Arc::new(batch)), flags, reply);
             }
-            Err(why) => {
-                tree.errors.add(kind(&why), &why);
-                reply.error(errno(&why));
-            }
+            Err(why) => reply.error(tree.failed(&why)),
         });
     }
 

@@ -52,7 +52,7 @@ pub(crate) fn readme(view: &View) -> String {
             "  {name}/batch/17          the batch of step 17: its bytes, C order, little-endian"
         ));
         let npy = |i| Key { view: view.number(), item: Item::Batch(i), face: Face::Npy, number: 0 };
-        if data.number_of(name).is_some_and(|i| view.exists(npy(i)).is_ok()) {
+        if data.number_of(name).is_some_and(|i| view.size(npy(i)).is_ok()) {
             say(&format!(
                 "  {name}/batch/17.npy      the same for numpy.load(..., mmap_mode=\"r\")"
             ));

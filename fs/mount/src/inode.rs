@@ -1,7 +1,7 @@
 //! Inode numbers that say what they stand for, so that nothing has to be kept per name seen.
 //!
-//! 64 bits, from the top: kind (5), view (7), stream (10), number (42). Steps and record ids that
-//! need more than 42 bits are kept in a table, until the kernel forgets them or newer ones need the
+//! 64 bits, from the top: kind (6), view (7), stream (10), number (41). Steps and record ids that
+//! need more than 41 bits are kept in a table, until the kernel forgets them or newer ones need the
 //! place. The kernel is told to look such names up each time, so that it learns the new number of
 //! one whose old number was given up.
 
@@ -12,19 +12,21 @@ use batchfs_batch::{Face, Item, Key};
 
 use crate::node::{Inner, Node, Top};
 
-const NUMBER_BITS: u32 = 42;
+const NUMBER_BITS: u32 = 41;
 const STREAM_BITS: u32 = 10;
 const VIEW_BITS: u32 = 7;
 const KIND_AT: u32 = NUMBER_BITS + STREAM_BITS + VIEW_BITS;
 
 const KIND_TOP: u64 = 0;
 const KIND_INNER: u64 = 1;
-/// Kinds of files: 2 + 7 * item + face.
+/// Kinds of files: 2 + 8 * item + face, the face's place among all.
 const KIND_FILE: u64 = 2;
-const FACES: u64 = 7;
-const KIND_KEPT: u64 = 31;
+const FACES: u64 = 8;
+const KIND_KEPT: u64 = 63;
 
-/// Most numbers over 42 bits that are remembered at a time.
+const _: () = assert!(Face::ALL.len() as u64 <= FACES && KIND_FILE + 4 * FACES <= KIND_KEPT);
+
+/// Most numbers over 41 bits that are remembered at a time.
 const MOST_KEPT: usize = 1 << 16;
 
 fn pack(kind: u64, view: u16, stream: u16, number: u64) -> u64 {
@@ -77,12 +79,7 @@ impl Inodes {
                     Item::Index => (2, 0),
                     Item::All => (3, 0),
                 };
-                let face = match key.face {
-                    Face::Bare => 0,
-                    Face::Npy => 1,
-                    Face::Json => 2,
-                    Face::Safetensors => 3,
-                };
+                let face = Face::ALL.iter().position(|f| *f == key.face)? as u64;
                 pack(KIND_FILE + FACES * item + face, key.view, stream, key.number)
             }
             Node::File(key) => self.keep(key, looked_up)?,
@@ -115,7 +112,7 @@ impl Inodes {
                 kept.by_slot.get(&number).map(|(key, _)| Node::File(*key))
             }
             kind => {
-                let kind = kind - KIND_FILE;
+                let kind = kind.checked_sub(KIND_FILE)?;
                 let item = match kind / FACES {
                     0 => Item::Batch(stream),
                     1 => Item::Record(stream),
@@ -123,13 +120,7 @@ impl Inodes {
                     3 => Item::All,
                     _ => return None,
                 };
-                let face = match kind % FACES {
-                    0 => Face::Bare,
-                    1 => Face::Npy,
-                    2 => Face::Json,
-                    3 => Face::Safetensors,
-                    _ => return None,
-                };
+                let face = *Face::ALL.get((kind % FACES) as usize)?;
                 Some(Node::File(Key { view, item, face, number }))
             }
         }
@@ -198,7 +189,7 @@ mod tests {
             let inner = [Inner::Stream(s), Inner::Schema(s), Inner::Records(s), Inner::Batches(s)];
             nodes.extend(inner.map(|i| Node::Inner(3, i)));
             for face in Face::ALL {
-                for number in [0, 1, (1 << 42) - 1] {
+                for number in [0, 1, (1 << 41) - 1] {
                     nodes.extend([Item::Batch(s), Item::Record(s)].map(|i| key(i, *face, number)));
                 }
             }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use batchfs_batch::{Dataset, Engine, Face, Item, Key, View};
-use fuser::{FileAttr, FileType, INodeNo};
+use fuser::{Errno, FileAttr, FileType, INodeNo};
 
 use crate::errlog::ErrorLog;
+use crate::errno::{errno, kind};
 use crate::guide;
 use crate::inode::{Inodes, is_kept};
 use crate::node::{Inner, Node, Top, parse_numbered};
@@ -38,6 +39,13 @@ pub(crate) struct Ttls {
     pub(crate) name: Duration,
 }
 
+/// What is known of a size without making the file.
+pub(crate) enum Size {
+    Known(u64),
+    /// The file has to be made to know it.
+    WhenMade(Key),
+}
+
 /// Why a name stands for nothing.
 pub(crate) enum Missing {
     /// There is no more to say.
@@ -64,25 +72,24 @@ impl Tree {
         self.view.dataset()
     }
 
-    /// What `name` in the folder `parent` stands for.
-    pub(crate) fn lookup(&self, parent: Node, name: &str) -> Result<Node, Missing> {
+    /// What `name` in the folder `parent` stands for, and its size.
+    pub(crate) fn lookup(&self, parent: Node, name: &str) -> Result<(Node, Size), Missing> {
         let numbered = |item: Item| {
             let (number, face) = parse_numbered(name).ok_or(Missing::Plain)?;
             let key = Key { view: MAIN, item, face, number };
-            self.view.exists(key).map_err(Missing::Because)?;
-            Ok(Node::File(key))
+            let node = Node::File(key);
+            Ok((node, self.size(node).map_err(Missing::Because)?))
         };
         match parent {
             Node::Inner(_, Inner::Batches(s)) => numbered(Item::Batch(s)),
             Node::Inner(_, Inner::Records(s)) => numbered(Item::Record(s)),
             Node::Inner(_, Inner::Indices) => numbered(Item::Index),
             Node::Inner(_, Inner::AllBatches) => numbered(Item::All),
-            folder => self
-                .named(folder)
-                .into_iter()
-                .find(|(n, _)| n == name)
-                .map(|(_, node)| node)
-                .ok_or(Missing::Plain),
+            folder => {
+                let found = self.named(folder).into_iter().find(|(n, _)| n == name);
+                let (_, node) = found.ok_or(Missing::Plain)?;
+                Ok((node, self.size(node).map_err(Missing::Because)?))
+            }
         }
     }
 
@@ -187,14 +194,19 @@ impl Tree {
         }
     }
 
-    /// Size of a file in bytes. Reads no payload.
-    pub(crate) fn size(&self, node: Node) -> u64 {
+    /// Size of a node in bytes, 0 for a folder. Reads no payload.
+    pub(crate) fn size(&self, node: Node) -> Result<Size, batchfs_batch::Error> {
         match node {
-            Node::File(key) if key.face != Face::Json => {
-                self.view.layout(key).map_or(0, |l| l.size)
-            }
-            _ => self.text(node).map_or(0, |t| t.len() as u64),
+            Node::File(key) => Ok(self.view.size(key)?.map_or(Size::WhenMade(key), Size::Known)),
+            node if node.is_dir() => Ok(Size::Known(0)),
+            node => Ok(Size::Known(self.text(node).map_or(0, |t| t.len() as u64))),
         }
+    }
+
+    /// Writes down why something failed, and gives the errno for it.
+    pub(crate) fn failed(&self, why: &batchfs_batch::Error) -> Errno {
+        self.errors.add(kind(why), why);
+        errno(why)
     }
 
     /// How long the kernel may remember what it is told of a node.
@@ -205,11 +217,12 @@ impl Tree {
         }
     }
 
-    pub(crate) fn attr(&self, ino: u64, node: Node) -> FileAttr {
+    pub(crate) fn attr(&self, ino: u64, node: Node, size: u64) -> FileAttr {
         let dir = node.is_dir();
-        let size = if dir { 0 } else { self.size(node) };
-        let folders =
-            self.named(node).iter().filter(|(_, child)| dir && child.is_dir()).count() as u32;
+        let folders = match dir {
+            true => self.named(node).iter().filter(|(_, child)| child.is_dir()).count() as u32,
+            false => 0,
+        };
         let time = if node.changes() { SystemTime::now() } else { self.modified };
         FileAttr {
             ino: INodeNo(ino),
