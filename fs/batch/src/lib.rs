@@ -8,6 +8,7 @@
 //! known before a byte of it exists. [`Engine::open`] is the one way to the bytes: it keeps the
 //! regions in use, fills those that are asked for, and those that will be asked for next.
 
+mod arrow;
 mod dataset;
 mod describe;
 mod engine;

@@ -121,7 +121,7 @@ mod tests {
             (DType::Int8, &[4, 4]),
             (DType::UInt8, &[]),
             (DType::UInt8, &[16]),
-            (DType::UInt8, &[4, 4, 2]),
+            (DType::UInt8, &[5, 4, 2]),
             (DType::UInt8, &[1, 3, 4, 4]),
             (DType::UInt8, &[0, 4]),
             (DType::UInt8, &[3, 4, 0]),
