@@ -142,6 +142,15 @@ impl Engine {
         told.recv().unwrap_or_else(|_| Err(Arc::new(Error::Stopped { item: view.name(key) })))
     }
 
+    /// Gives up everything that is kept of the view with this number, which nobody will open again.
+    /// Returns false as long as something of it is still in use: the number must not be given to
+    /// another view yet.
+    pub fn retire(&self, view: u16) -> bool {
+        let (gone, dropped) = self.inner.lock().slots.retire(view);
+        drop(dropped);
+        gone
+    }
+
     /// Counters since the start.
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
@@ -213,11 +222,18 @@ impl Inner {
             }
         }
         // After the reader was answered: looking ahead and waking threads takes longer than that.
-        let (queued, dropped) = self.lock().slots.look_ahead(key, view, self.arena.limit() / 2);
+        let (next, dropped) = self.lock().slots.look_ahead(key);
+        Metrics::add(&self.metrics.prefetches_unused, dropped.len() as u64);
+        // Sizes of ragged batches are read from the index, which can take its time: not under the lock.
+        let sized = |key: Key| Some((key, Arena::charge(view.layout(key).ok()?.size)));
+        let next: Vec<(Key, u64)> = next.into_iter().map_while(sized).collect();
+        let mut state = self.lock();
+        let queued = state.slots.fill_ahead(&next, view, self.arena.limit() / 2);
+        state.slots.opened(key.view);
+        drop(state);
         for _ in 0..queued.min(self.pool.current_num_threads()) {
             self.work.notify_one();
         }
-        Metrics::add(&self.metrics.prefetches_unused, dropped.len() as u64);
     }
 
     fn fill_for_ever(&self) {
