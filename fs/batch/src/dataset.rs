@@ -10,6 +10,9 @@ use crate::layout::{Array, Fill};
 use crate::render::Picture;
 use crate::{Error, Face, Item, Key, Layout, Result};
 
+/// Most record ids that are held for one step: half a GiB of them.
+const MOST_IDS: u64 = 1 << 26;
+
 /// A stream and the name of its folder in the mount.
 pub struct NamedStream {
     /// The name.
@@ -129,12 +132,18 @@ impl View {
     /// The record ids that `key` is made of.
     ///
     /// # Errors
-    /// [`Error::NoRecord`] for a record id out of range. Every step is valid.
+    /// [`Error::NoRecord`] for a record id out of range; [`Error::TooManyIds`] for a batch of more
+    /// records than anybody can have meant. Every step is valid.
     pub fn plan(&self, key: Key) -> Result<Vec<u64>> {
         match key.item {
             Item::Record(_) if key.number < self.dataset.len => Ok(vec![key.number]),
             Item::Record(_) => Err(Error::NoRecord { item: self.name(key), len: self.dataset.len }),
             Item::Batch(_) | Item::Index | Item::All => {
+                let count = self.sampler.local_batch();
+                if count > MOST_IDS {
+                    let (needed, limit) = (count.saturating_mul(8), MOST_IDS * 8);
+                    return Err(Error::TooManyIds { item: self.name(key), needed, limit });
+                }
                 let mut ids = vec![0; self.sampler.local_batch() as usize];
                 self.sampler.ids(key.number, &mut ids);
                 Ok(ids)

@@ -2,6 +2,9 @@ use serde_json::{Value, json};
 
 use crate::{Face, Item, Key, NamedStream, View};
 
+/// Most record ids that a `.json` lists: it is made as a whole, outside of the memory budget.
+const MOST_IDS: usize = 1 << 20;
+
 impl NamedStream {
     /// What `schema.json` of the stream says.
     pub fn describe(&self) -> Value {
@@ -55,7 +58,16 @@ impl View {
                 out["spec"] = self.sampler().spec().to_string().into();
                 out["step"] = key.number.into();
                 out["cycle"] = self.sampler().cycle_of(key.number).into();
-                out["ids"] = self.plan(key)?.into();
+                let ids = self.plan(key)?;
+                if ids.len() > MOST_IDS {
+                    let why = format!(
+                        "it would list {} record ids; index/{} has them",
+                        ids.len(),
+                        key.number
+                    );
+                    return Err(crate::Error::NoFace { item: self.name(key), why });
+                }
+                out["ids"] = ids.into();
             }
         }
         Ok(format!("{out:#}\n"))

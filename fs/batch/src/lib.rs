@@ -28,3 +28,5 @@ pub use face::{Face, Item, Key, Making};
 pub use gather::gather_records;
 pub use layout::{Array, Fill, Layout};
 pub use metrics::Metrics;
+
+pub use batchfs_sampler::{Spec, SpecError};

@@ -88,7 +88,7 @@ pub(crate) fn readme(view: &View) -> String {
 
 /// `.batchfs/config.json`.
 pub(crate) fn config(tree: &Tree) -> String {
-    let view = &tree.view;
+    let view = tree.main();
     let arena = tree.engine.arena();
     let streams: Vec<&str> = view.dataset().streams().iter().map(|s| s.name.as_str()).collect();
     let (delivery, why) = match tree.delivery.get() {

@@ -14,6 +14,7 @@ mod node;
 mod preflight;
 mod session;
 mod tree;
+mod views;
 
 pub use preflight::{Refusal, SUBTYPE, clear_dead, find_helper, is_ours};
 pub use session::{

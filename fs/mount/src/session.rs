@@ -148,6 +148,7 @@ pub fn mount(view: Arc<View>, dir: &Path, options: &Options) -> Result<Mounted, 
     tracing::info!("{}: delivery {delivery:?}", dir.display());
     // Set once, before any request is answered.
     let _ = tree.delivery.set(delivery);
+    let _ = tree.notifier.set(session.notifier());
     let (tell, events) = channel();
     let over = tell.clone();
     let thread = std::thread::Builder::new()
