@@ -16,6 +16,7 @@ mod preflight;
 mod session;
 mod tree;
 mod unmount;
+mod views;
 
 pub use preflight::{Refusal, SUBTYPE, clear_dead, find_helper, is_ours, resolve};
 pub use session::{Delivery, Ended, MountError, Mounted, Options, Prepared, Stopper, prepare};

@@ -164,6 +164,7 @@ impl Prepared {
         }
         // Set once, before any request is answered.
         let _ = tree.delivery.set(delivery);
+        let _ = tree.notifier.set(session.notifier());
         let (tell, events) = channel();
         let over = tell.clone();
         let thread = std::thread::Builder::new()
