@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -426,6 +427,28 @@ def passthrough_missing() -> str | None:
         return "passthrough needs root"
     kernel = tuple(int(n) for n in re.findall(r"\d+", platform.release())[:2])
     return None if kernel >= (6, 9) else "passthrough needs Linux 6.9"
+
+
+def retype(store: Path, dtype: str) -> None:
+    """Makes the elements of a store be of another type of their size, by docs/format.md: NumPy, and
+    so `batchfs create`, lacks some that stores have."""
+    header = store / "batchfs.json"
+    about = json.loads(header.read_text())
+    was, about["dtype"] = about["dtype"], dtype
+    header.write_text(json.dumps(about, indent=2) + "\n")
+    size = np.dtype(was).itemsize
+    for shard in store.glob("data-*.npy"):
+        with shard.open("r+b") as file:
+            start = file.read(4096)
+            file.seek(0)
+            file.write(start.replace(np.dtype(was).str.encode(), f"|V{size}".encode(), 1))
+    entry = 8
+    if (store / "data-000.bin").exists():
+        entry = 20 + 4 * about.get("ndim", 0)
+    sums = (store / "index.bin").read_bytes()[about["records"] * entry :]
+    text = header.read_bytes()
+    sealed = len(text).to_bytes(8, "little") + text + sums
+    (store / "seal").write_text(f"xxh3_64 {xxhash.xxh3_64_hexdigest(sealed)}\n")
 
 
 def mode_of(path: Path) -> int:
