@@ -142,6 +142,11 @@ impl Engine {
         told.recv().unwrap_or_else(|_| Err(Arc::new(Error::Stopped { item: view.name(key) })))
     }
 
+    /// Whether anybody has something of the view with this number open, or waits for it.
+    pub fn in_use(&self, view: u16) -> bool {
+        self.inner.lock().slots.in_use(view)
+    }
+
     /// Gives up everything that is kept of the view with this number, which nobody will open again.
     /// Returns false as long as something of it is still in use: the number must not be given to
     /// another view yet.

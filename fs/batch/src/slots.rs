@@ -155,6 +155,17 @@ impl Slots {
         }
     }
 
+    /// Whether anybody has something of this view open, or waits for it.
+    pub(crate) fn in_use(&self, view: u16) -> bool {
+        self.map.iter().any(|(key, slot)| {
+            key.view == view
+                && match slot {
+                    Slot::Coming { waiters, .. } => !waiters.is_empty(),
+                    Slot::Ready { pins, .. } => *pins > 0,
+                }
+        })
+    }
+
     /// Gives up what is kept of a view that nobody knows any more. Returns whether all of it is
     /// gone, so that the number can be another view's, and the regions.
     pub(crate) fn retire(&mut self, view: u16) -> (bool, Vec<Region>) {

@@ -14,6 +14,7 @@ use fuser::{
 };
 
 use crate::files::{Files, Open};
+use crate::inode::view_of;
 use crate::node::{Node, Top};
 use crate::session::Delivery;
 use crate::tree::{Missing, Size, Tree};
@@ -211,6 +212,23 @@ impl Filesystem for BatchFs {
         reply: ReplyEmpty,
     ) {
         self.files.release(ino.0, fh);
+        reply.ok();
+    }
+
+    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.tree.views.folder(view_of(ino.0), true);
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+
+    fn releasedir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.tree.views.folder(view_of(ino.0), false);
         reply.ok();
     }
 

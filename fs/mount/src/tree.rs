@@ -136,7 +136,7 @@ impl Tree {
     /// Makes the kernel forget views that are idle, when there are many. Not on a thread that
     /// answers it: the kernel may hold the folder's lock until it is answered.
     pub(crate) fn tidy_views(&self) {
-        let idle = self.views.idle();
+        let idle = self.views.idle(&self.engine);
         let Some(notifier) = self.notifier.get().cloned() else { return };
         if idle.is_empty() || self.tidying.swap(true, Ordering::Relaxed) {
             return;

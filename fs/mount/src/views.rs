@@ -33,6 +33,8 @@ struct Used {
     name: String,
     /// Of its folder and everything below, less what was forgotten.
     lookups: u64,
+    /// Folders of it that are open.
+    folders: usize,
     /// When something of it was last looked up.
     time: u64,
 }
@@ -95,7 +97,7 @@ impl Views {
         let view = Arc::new(self.make(number, spec).map_err(NoView::Unfit)?);
         state.last = number;
         let name = view.sampler().spec().to_string();
-        state.used.insert(number, Used { view, name, lookups: 1, time });
+        state.used.insert(number, Used { view, name, lookups: 1, folders: 0, time });
         Ok(number)
     }
 
@@ -145,13 +147,24 @@ impl Views {
         self.lock().used.iter().map(|(number, used)| (*number, used.name.clone())).collect()
     }
 
-    /// When many are in use, the names of those that were idle longest: half of them.
-    pub(crate) fn idle(&self) -> Vec<String> {
+    /// A folder of this view was opened, or closed.
+    pub(crate) fn folder(&self, number: u16, opened: bool) {
+        if let Some(used) = self.lock().used.get_mut(&number) {
+            let folders = used.folders;
+            used.folders = if opened { folders + 1 } else { folders.saturating_sub(1) };
+        }
+    }
+
+    /// When many are in use, the names of those that were idle longest, and are not open: taken from
+    /// the kernel's cache while it is open, a view could not be found there again later.
+    pub(crate) fn idle(&self, engine: &Engine) -> Vec<String> {
         let state = self.lock();
         if state.used.len() < CROWDED {
             return Vec::new();
         }
-        let mut all: Vec<(u64, &String)> = state.used.values().map(|u| (u.time, &u.name)).collect();
+        let closed = |(number, used): &(&u16, &Used)| used.folders == 0 && !engine.in_use(**number);
+        let all = state.used.iter().filter(closed).map(|(_, used)| (used.time, &used.name));
+        let mut all: Vec<(u64, &String)> = all.collect();
         all.sort_unstable();
         all.into_iter().take(CROWDED / 2).map(|(_, name)| name.clone()).collect()
     }
@@ -200,8 +213,10 @@ mod tests {
         let all: Vec<u16> = (0..MOST.into()).map(|seed| number(seed).unwrap()).collect();
         assert_eq!(views.list().len(), 127);
         assert!(matches!(views.look_up(spec(500), &engine), Err(NoView::Full)));
-        assert_eq!(views.idle().len(), 48);
-        assert!(views.idle().contains(&spec(0).to_string()), "the oldest are idle");
+        assert_eq!(views.idle(&engine).len(), 48);
+        assert!(views.idle(&engine).contains(&spec(0).to_string()), "the oldest are idle");
+        views.folder(all[0], true);
+        assert!(!views.idle(&engine).contains(&spec(0).to_string()), "it is open");
         views.forget(all[5], 1, &engine);
         assert_eq!(number(500), Some(all[5]));
         let unfit = views.look_up(Spec { batch: 101, ..spec(0) }, &engine);
