@@ -58,14 +58,16 @@ pub(crate) fn readme(view: &View) -> String {
             ));
         }
         say(&format!("  {name}/batch/17.json     its dtype, shape, offsets and record ids"));
+        say(&format!("  {name}/batch/17.txt      a look at its values; .sha256 is their hash"));
         say(&format!("  {name}/record/5          one record, in the order of the source"));
         say(&format!("  {name}/schema.json       what a record is"));
         say("");
     }
     say(
-        "  all/batch/17.safetensors the batches of all streams as named tensors (also <stream>/batch/17.safetensors)",
+        "  all/batch/17.safetensors the batches of all streams as named tensors (also <stream>/batch/17.safetensors; .arrow, too)",
     );
-    say("  index/17[.npy]           the record ids of step 17, uint64, the same for all streams");
+    say("  index/17[.npy|.txt]      the record ids of step 17, uint64, the same for all streams");
+    say("  view/<spec>/             the same under another spec, such as view/batch=64,seed=7");
     say("  .batchfs/config.json     how this was mounted");
     say("  .batchfs/metrics         counters and gauges, Prometheus text");
     say("  .batchfs/errors          why an open or a read failed; the newest is last");
@@ -82,7 +84,7 @@ pub(crate) fn readme(view: &View) -> String {
     say("In a shell:");
     say("");
     say(&format!("  od -A d -t u1 {first}/record/0 | head"));
-    say(&format!("  cat {first}/batch/0.json"));
+    say(&format!("  cat {first}/batch/0.txt"));
     out
 }
 
