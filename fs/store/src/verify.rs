@@ -5,7 +5,8 @@ use rayon::prelude::*;
 
 use crate::header::bad;
 use crate::index::Index;
-use crate::packed::{Packed, Place};
+use crate::packed::Packed;
+use crate::records::{Locate as _, Place};
 use crate::rows::damage_of;
 use crate::store::{Body, mismatch};
 use crate::{Error, GuardedFile, OpenOptions, Result, Rows, Store, Stream as _, Verify, hash};
@@ -49,7 +50,7 @@ pub fn verify(path: impl AsRef<Path>, progress: &(dyn Fn(u64) + Sync)) -> Result
     let store = Store::open(path, OpenOptions::verify(Verify::Never))?;
     let (index, geometry) = match store.body() {
         Body::Rows { rows, index } => (index, rows.geometry()),
-        Body::Packed(packed) => (packed.index(), packed.geometry()),
+        Body::Packed(packed) => (packed.index().index(), packed.index().geometry()),
     };
     let blocks: Vec<Option<Error>> =
         (0..index.blocks()).into_par_iter().map(|block| index.block(block).err()).collect();
@@ -191,10 +192,11 @@ fn check_packed(
     known: &impl Fn(u64) -> bool,
     problems: &mut Problems,
 ) -> u64 {
-    let id = |row| packed.geometry().id(shard, row);
+    let geometry = packed.index().geometry();
+    let id = |row| geometry.id(shard, row);
     let place = |row| {
         let mut place = [Place::default()];
-        known(id(row)).then(|| packed.places(&[id(row)], &mut place).map(|()| place[0]))
+        known(id(row)).then(|| packed.index().locate(&[id(row)], &mut place).map(|()| place[0]))
     };
     let file = &packed.files()[shard as usize];
     // Where the next record has to begin, if that is known.
@@ -235,7 +237,7 @@ fn check_packed(
         due = Some(place.end());
     }
     check_run(packed, file, &run, buffers, problems);
-    let whole = packed.geometry().rows(shard) == rows.end;
+    let whole = geometry.rows(shard) == rows.end;
     if let (true, Some(end)) = (whole, due)
         && end != file.len()
     {
