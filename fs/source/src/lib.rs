@@ -1,11 +1,23 @@
-//! Foreign data as streams, read in place: `.npy` files; and [`open_path`] and [`open_dataset`],
-//! which find out what a path is.
+//! Foreign data as streams: `.npy` files and zrecord containers, read in place; and
+//! [`open_path`] and [`open_dataset`], which find out what a path is. docs/sources.md says what is
+//! read, converted and refused.
 
+mod convert;
+mod export;
 mod header;
 mod npy;
 mod open;
+mod ragged;
+mod zrecord;
 
+pub use convert::convert_npy;
+pub use export::{Format, What, export};
 pub use npy::NpyFile;
-pub use open::{open_dataset, open_path};
+pub use open::{
+    Kind, Streams, convert_dataset, convert_path, open_dataset, open_path, stream_name,
+};
+pub use ragged::RaggedNpy;
+pub use zrecord::Zrecord;
+pub use zrecord::write::ZrecordOptions;
 
 pub use batchfs_store::{Error, Result};

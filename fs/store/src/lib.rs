@@ -29,6 +29,7 @@ compile_error!(
 );
 
 mod announce;
+mod chunks;
 mod codec;
 mod compress;
 mod dataset;
@@ -54,17 +55,19 @@ mod verify;
 mod write;
 mod writer;
 
+pub use chunks::{Chunk, chunks};
 pub use codec::{Codec, UnknownCodec};
 pub use dataset::{DatasetWriter, check_lengths, check_stream_name};
 pub use dictionary::{Trained, train_dict};
 pub use dtype::{DType, UnknownDType};
 pub use error::{Error, Result};
 pub use guarded::GuardedFile;
-pub use publish::{is_unfinished, leftovers};
+pub use publish::{TempFolder, is_unfinished, leftovers};
 pub use records::{Locate, Place, Records};
 pub use rows::{Rows, Verify};
 pub use schema::{Layout, Schema};
 pub use store::{OpenOptions, Store};
-pub use stream::Stream;
-pub use verify::{Report, verify};
+pub use stream::{Stream, check_ids, check_request};
+pub use verify::{Report, read_all, verify};
+pub use write::Output;
 pub use writer::{StoreWriter, WriteOptions};

@@ -9,7 +9,7 @@ use crate::packed::Packed;
 use crate::records::{Locate as _, Place};
 use crate::rows::damage_of;
 use crate::store::{Body, mismatch};
-use crate::{Error, GuardedFile, OpenOptions, Result, Rows, Store, Stream as _, Verify, hash};
+use crate::{Error, GuardedFile, OpenOptions, Result, Rows, Store, Stream, Verify, chunks, hash};
 
 /// What [`verify`] found.
 #[derive(Debug)]
@@ -87,6 +87,43 @@ pub fn verify(path: impl AsRef<Path>, progress: &(dyn Fn(u64) + Sync)) -> Result
     Ok(Report {
         records: store.len(),
         bytes: store.payload_bytes(),
+        problems: all.count,
+        first: all.first,
+    })
+}
+
+/// Reads every record of a stream that has no checksums, on all cores: what can be seen of damage
+/// without them. `progress` is told, from any thread, how many bytes were just done.
+///
+/// # Errors
+/// Those of [`Stream::elements`]. What is wrong with records is in the report.
+pub fn read_all(stream: &dyn Stream, progress: &(dyn Fn(u64) + Sync)) -> Result<Report> {
+    let parts = chunks(stream, STEP).collect::<Result<Vec<_>>>()?;
+    let found: Vec<Problems> = parts
+        .into_par_iter()
+        .map_init(Vec::new, |buffer, chunk| {
+            let mut problems = Problems::default();
+            let ids: Vec<u64> = chunk.ids.collect();
+            buffer.resize(chunk.bytes as usize, 0);
+            if stream.gather(&ids, buffer).is_err() {
+                for id in ids {
+                    let mut elements = [0];
+                    let read = stream.elements(&[id], &mut elements).and_then(|()| {
+                        let bytes = elements[0] as usize * stream.schema().dtype.size();
+                        stream.gather(&[id], &mut buffer[..bytes])
+                    });
+                    read.err().into_iter().for_each(|e| problems.add(e));
+                }
+            }
+            progress(chunk.bytes);
+            problems
+        })
+        .collect();
+    let mut all = Problems::default();
+    found.into_iter().for_each(|p| all.join(p));
+    Ok(Report {
+        records: stream.len(),
+        bytes: stream.payload_bytes(),
         problems: all.count,
         first: all.first,
     })

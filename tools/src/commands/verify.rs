@@ -1,6 +1,7 @@
 use std::process::ExitCode;
 
-use batchfs_store::{OpenOptions, Store, Verify as When, verify};
+use batchfs_source::Kind;
+use batchfs_store::{Verify as When, read_all, verify};
 
 use super::dataset;
 use crate::args::Verify;
@@ -11,16 +12,13 @@ pub fn run(args: &Verify) -> anyhow::Result<ExitCode> {
     let mut whole = true;
     for stream in data.streams() {
         let path = stream.stream.origin();
-        if !path.is_dir() {
-            println!(
-                "{}: a .npy file has no checksums; its length fits its header",
-                path.display()
-            );
-            continue;
-        }
-        let bytes = Store::open(path, OpenOptions::verify(When::Never))?.payload_bytes();
-        let bar = progress::bytes(bytes, "verifying");
-        let report = verify(path, &|done| bar.inc(done))?;
+        let bar = progress::bytes(stream.stream.payload_bytes(), "verifying");
+        let done = |bytes| bar.inc(bytes);
+        let kind = Kind::of(path)?;
+        let report = match kind {
+            Kind::Store | Kind::Folder => verify(path, &done)?,
+            _ => read_all(&*stream.stream, &done)?,
+        };
         bar.finish_and_clear();
         for problem in &report.first {
             println!("{problem}");
@@ -31,10 +29,15 @@ pub fn run(args: &Verify) -> anyhow::Result<ExitCode> {
         }
         if report.is_whole() {
             println!(
-                "{}: {} records, {} bytes: whole",
+                "{}: {} records, {} bytes: {}",
                 path.display(),
                 report.records,
-                report.bytes
+                report.bytes,
+                match kind {
+                    Kind::Zrecord => "all can be read; a zrecord container has no checksums",
+                    Kind::Npy | Kind::RaggedNpy => "all can be read; a .npy file has no checksums",
+                    _ => "whole",
+                }
             );
         } else {
             println!(
