@@ -77,15 +77,17 @@ impl Zrecord {
             records,
             shards: shard_bytes,
             codec,
-            size: schema.dtype.size() as u64,
+            size: 1,
             item: schema.item_bytes(),
-            ndim,
+            ndim: 0,
             width: Width::U32,
         };
+        let size = schema.dtype.size() as u64;
         let axes = match (ndim, records) {
             (0, _) | (_, 0) => None,
-            _ => Some(axes_of(&index, &shards, dictionary.as_deref())?),
+            _ => Some(axes_of(&index, (ndim, size), &shards, dictionary.as_deref())?),
         };
+        (index.size, index.ndim) = (size, ndim);
         index.width = axes.unwrap_or(Width::U32);
         let payload = index.check_all()?.payload;
         let records = Records::new(path.into(), shards, index, dictionary.as_deref())?;
@@ -180,8 +182,14 @@ fn read_dictionary(path: &Path, codec: Codec) -> Result<Option<Vec<u8>>> {
     std::fs::read(&file).map(Some).map_err(Error::io(&file, "cannot read"))
 }
 
-/// How the axes of ragged records are written: no field says so, but the records' lengths do.
-fn axes_of(index: &Entries, shards: &[GuardedFile], dictionary: Option<&[u8]>) -> Result<Width> {
+/// How the axes of ragged records are written: no field says so, but the records' lengths do. To
+/// `index` heads are part of the records still.
+fn axes_of(
+    index: &Entries,
+    (ndim, size): (usize, u64),
+    shards: &[GuardedFile],
+    dictionary: Option<&[u8]>,
+) -> Result<Width> {
     let looked = index.records.min(LOOK_AT);
     let step = index.records / looked.max(1);
     let mut found = None;
@@ -189,12 +197,13 @@ fn axes_of(index: &Entries, shards: &[GuardedFile], dictionary: Option<&[u8]>) -
         let mut place = [Place::default()];
         index.locate(&[id], &mut place)?;
         let [place] = place;
-        let whole = u64::from(place.raw) + index.head() as u64;
-        let head = head_of(index, &shards[place.file as usize], &place, dictionary)
+        let whole = u64::from(place.raw);
+        let most = ndim * Width::U64 as usize;
+        let head = head_of(&shards[place.file as usize], &place, most, dictionary)
             .map_err(|e| damage(index, id, e))?;
         let fits = |width: Width| {
-            let head = head.get(..index.ndim * width as usize);
-            head.is_some_and(|head| width.fits(head, index.size, whole))
+            let head = head.get(..ndim * width as usize);
+            head.is_some_and(|head| width.fits(head, size, whole))
         };
         let width = match (fits(Width::U32), fits(Width::U64)) {
             (true, false) => Width::U32,
@@ -214,14 +223,13 @@ fn axes_of(index: &Entries, shards: &[GuardedFile], dictionary: Option<&[u8]>) -
     Ok(found.unwrap_or(Width::U32))
 }
 
-/// The first bytes of a record, as many as any kind of head has, or what there is.
+/// The first bytes of a record, `most` of them or what there is.
 fn head_of(
-    index: &Entries,
     shard: &GuardedFile,
     place: &Place,
+    most: usize,
     dictionary: Option<&[u8]>,
 ) -> Result<Vec<u8>> {
-    let most = index.ndim * Width::U64 as usize;
     if !place.frame {
         let mut head = vec![0; most.min(place.stored as usize)];
         shard.read_at(place.offset, &mut head)?;
