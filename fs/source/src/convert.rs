@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use batchfs_store::{DType, Error, GuardedFile, Result, Rows, Schema, Stream, check_ids};
+use batchfs_store::{DType, Error, GuardedFile, Layout, Result, Rows, Schema, Stream, check_ids};
 
 use crate::NpyFile;
 use crate::npy::Opened;
@@ -73,6 +73,8 @@ enum Body {
 
 /// Bytes of a column that are read at a time: some cache lines.
 const TILE: usize = 128;
+/// Columns that are turned at a time.
+const COLUMNS: usize = 64;
 
 impl Converted {
     /// Copies the records `ids` of a file in Fortran order to `out`.
@@ -119,39 +121,62 @@ impl Converted {
         Ok(())
     }
 
-    /// The records from `first` on that `out` has room for, of elements of `N` bytes.
+    /// The records from `first` on that `out` has room for, of elements of `N` bytes: some columns
+    /// are read, then turned into as many elements of each record.
     fn tile<const N: usize>(
         &self,
         first: u64,
         out: &mut [u8],
         read: &impl Fn(u64, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        let batchfs_store::Layout::Dense { item_shape } = &self.schema.layout else {
-            return Ok(());
-        };
-        let mut column = vec![0; out.len() / self.item * N];
-        // The axes of the element that `at` is the column of, the last one moving fastest.
-        let mut axes = vec![0; item_shape.len()];
-        let mut at = 0;
-        for element in 0..self.item / N {
-            read((at * self.records + first) * N as u64, &mut column)?;
-            let records = out.chunks_exact_mut(self.item);
-            for (record, value) in records.zip(column.as_chunks::<N>().0) {
-                record[element * N..(element + 1) * N].copy_from_slice(value);
+        let Layout::Dense { item_shape } = &self.schema.layout else { return Ok(()) };
+        let height = out.len() / self.item * N;
+        let mut columns = vec![0; COLUMNS * height];
+        let mut places = Columns::new(item_shape);
+        for element in (0..self.item / N).step_by(COLUMNS) {
+            let width = COLUMNS.min(self.item / N - element);
+            for column in columns.chunks_exact_mut(height).take(width) {
+                read((places.next() * self.records + first) * N as u64, column)?;
             }
-            let mut stride: u64 = item_shape.iter().product();
-            for (axis, len) in axes.iter_mut().zip(item_shape).rev() {
-                stride /= len;
-                *axis += 1;
-                at += stride;
-                if *axis < *len {
-                    break;
+            for (row, record) in out.chunks_exact_mut(self.item).enumerate() {
+                let record = &mut record[element * N..(element + width) * N];
+                let columns = columns.chunks_exact(height);
+                for (value, column) in record.as_chunks_mut::<N>().0.iter_mut().zip(columns) {
+                    value.copy_from_slice(&column[row * N..row * N + N]);
                 }
-                at -= stride * len;
-                *axis = 0;
             }
         }
         Ok(())
+    }
+}
+
+/// The columns in which the elements of a record are, in the order that the record has them in.
+struct Columns<'a> {
+    shape: &'a [u64],
+    /// The axes of the element whose column is `at`, the last one moving fastest.
+    axes: Vec<u64>,
+    at: u64,
+}
+
+impl<'a> Columns<'a> {
+    fn new(shape: &'a [u64]) -> Self {
+        Self { shape, axes: vec![0; shape.len()], at: 0 }
+    }
+
+    fn next(&mut self) -> u64 {
+        let column = self.at;
+        let mut stride: u64 = self.shape.iter().product();
+        for (axis, len) in self.axes.iter_mut().zip(self.shape).rev() {
+            stride /= len;
+            *axis += 1;
+            self.at += stride;
+            if *axis < *len {
+                break;
+            }
+            self.at -= stride * len;
+            *axis = 0;
+        }
+        column
     }
 }
 

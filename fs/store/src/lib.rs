@@ -41,6 +41,7 @@ mod geometry;
 mod guarded;
 mod hash;
 mod header;
+mod heads;
 mod index;
 pub mod npy;
 mod packed;

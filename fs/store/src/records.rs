@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::announce::{Wanted, announce};
 use crate::compress::{Decoder, MAX_HEAD, Scratch, with_scratch};
+use crate::heads::Heads;
 use crate::rows::{LARGE_CALL, LARGE_RECORD, damage_of};
 use crate::sys::{AtomicBits, physical_memory};
 use crate::{Error, GuardedFile, Result, Verify};
@@ -57,6 +58,11 @@ pub trait Locate: Send + Sync {
         0
     }
 
+    /// Whether [`Records::heads`] is going to be asked. Then those of frames are kept once seen.
+    fn keeps_heads(&self) -> bool {
+        false
+    }
+
     /// What is wrong with stored bytes. Asked when [`Verify`] says so.
     fn check_stored(&self, _place: &Place, _stored: &[u8]) -> Option<String> {
         None
@@ -76,6 +82,7 @@ pub struct Records<L> {
     decoder: Decoder,
     /// Records that this handle has read, and checked if that was asked for.
     seen: AtomicBits,
+    heads: Option<Heads>,
     /// The files do not fit into memory well: announce every read, not only first ones.
     announce: bool,
 }
@@ -116,7 +123,8 @@ impl<L: Locate> Records<L> {
             files.iter().for_each(GuardedFile::random);
         }
         let seen = AtomicBits::new(index.len());
-        Self { origin, files, index, decoder, seen, announce }
+        let heads = index.keeps_heads().then(|| Heads::new(index.len(), index.head()));
+        Self { origin, files, index, decoder, seen, heads, announce }
     }
 
     /// As [`Stream::gather`](crate::Stream::gather).
@@ -144,7 +152,8 @@ impl<L: Locate> Records<L> {
         if rest.is_empty() { Ok(()) } else { Err(misfit()) }
     }
 
-    /// Writes the heads of `ids`, one after the other, to `out`. Frames are decompressed for it.
+    /// Writes the heads of `ids`, one after the other, to `out`. Frames are decompressed for it,
+    /// unless they were before.
     ///
     /// # Errors
     /// Those of [`gather`](Self::gather).
@@ -160,7 +169,11 @@ impl<L: Locate> Records<L> {
             self.index.locate(ids, places)?;
             for ((&id, place), out) in ids.iter().zip(places).zip(out.chunks_exact_mut(head)) {
                 let file = &self.files[place.file as usize];
-                if !place.frame {
+                if place.frame {
+                    if self.heads.as_ref().is_some_and(|heads| heads.get(id, out)) {
+                        continue;
+                    }
+                } else {
                     file.copy_to(place.offset, out);
                     if !file.damaged() && self.index.check_head(place, out).is_none() {
                         continue;
@@ -232,6 +245,9 @@ impl<L: Locate> Records<L> {
                 };
                 if self.take(place, now, check, scratch, copy)?.is_some() {
                     self.read_again(id, place, now, verify, scratch)?;
+                }
+                if let (Some(heads), true) = (&self.heads, place.frame) {
+                    heads.put(id, &scratch.head[..head]);
                 }
             }
             if !all_seen {

@@ -201,6 +201,11 @@ impl Locate for Entries {
         self.ndim * self.width as usize
     }
 
+    fn keeps_heads(&self) -> bool {
+        // With one axis it follows from the length.
+        self.ndim > 1 && self.codec != Codec::Raw
+    }
+
     #[inline]
     fn check_head(&self, place: &Place, head: &[u8]) -> Option<String> {
         let whole = u64::from(place.raw) + head.len() as u64;

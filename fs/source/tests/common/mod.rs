@@ -35,8 +35,16 @@ impl Data {
     /// Records that differ in shape, none of them empty.
     pub fn ragged(dtype: DType, ndim: u32, records: usize) -> Self {
         let axis = |i: usize, a: u32| 1 + (i * (3 + a as usize) + a as usize) as u64 % 7;
-        let shapes: Vec<Vec<u64>> =
-            (0..records).map(|i| (0..ndim).map(|a| axis(i, a)).collect()).collect();
+        let shape = |i| (0..ndim).map(|a| axis(i, a)).collect();
+        let mut data = Self::ragged_of(dtype, &shape, records);
+        data.schema = Schema::ragged(dtype, ndim);
+        data
+    }
+
+    /// Records of the shapes that `shape` gives.
+    pub fn ragged_of(dtype: DType, shape: &dyn Fn(usize) -> Vec<u64>, records: usize) -> Self {
+        let ndim = shape(0).len() as u32;
+        let shapes: Vec<Vec<u64>> = (0..records).map(shape).collect();
         let len = |shape: &Vec<u64>| shape.iter().product::<u64>() as usize * dtype.size();
         let records = shapes.iter().enumerate().map(|(i, shape)| bytes(len(shape), i)).collect();
         Self { schema: Schema::ragged(dtype, ndim), records, shapes }
