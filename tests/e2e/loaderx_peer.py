@@ -1,10 +1,12 @@
 """What loaderx does, as a program: it runs in an environment of its own, with Python 3.12.
 
 write DEST CODEC SHARDS DTYPE VALUES.npy [OFFSETS.npy SHAPES.npy] [--dict FILE]
-read SOURCE OUT [BATCH]       OUT.npy, or OUT.values.npy and OUT.shapes.npy
+die DEST VALUES.npy           is killed before it closes the container
+read SOURCE OUT               OUT.npy, or OUT.values.npy and OUT.shapes.npy
 train SOURCE OUT
 """
 
+import os
 import sys
 
 import numpy as np
@@ -23,7 +25,8 @@ def write(dest, codec, shards, name, values, *more):
     dictionary = None
     if "--dict" in more:
         *more, _, path = more
-        dictionary = open(path, "rb").read()
+        with open(path, "rb") as file:
+            dictionary = file.read()
     dtype = np.dtype(getattr(dtypes, name))
     # Types that NumPy lacks come as integers of their size.
     values = np.load(values).view(dtype)
@@ -38,23 +41,29 @@ def write(dest, codec, shards, name, values, *more):
         writer.append(RaggedBatch(*map(np.ascontiguousarray, batch)))
 
 
-def read(source, out, batch="7"):
-    """All records, in batches of some, in order."""
+def die(dest, values):
+    values = np.load(values)
+    writer = DenseWriter(dest, values.dtype, values.shape[1:], codec="raw")
+    writer.append(values)
+    os._exit(0)
+
+
+def read(source, out):
+    """All records in order, seven at a time."""
     try:
         store = DenseStore(source)
     except ValueError:
         store = RaggedStore(source)
     with store, Allocator("cpu") as allocator:
         view = store.bind(allocator)
-        step = int(batch)
-        parts = [view[list(range(i, min(i + step, len(view))))] for i in range(0, len(view), step)]
+        ids = np.arange(len(view))
+        parts = [view[ids[i : i + 7]] for i in range(0, len(ids), 7)]
         if isinstance(store, DenseStore):
             np.save(f"{out}.npy", np.concatenate([np.from_dlpack(p) for p in parts]))
             return
-        values = np.concatenate([np.from_dlpack(p.values) for p in parts])
-        shapes = np.concatenate([np.from_dlpack(p.shapes) for p in parts])
-        np.save(f"{out}.values.npy", values)
-        np.save(f"{out}.shapes.npy", shapes)
+        for name in ("values", "shapes"):
+            arrays = [np.from_dlpack(getattr(p, name)) for p in parts]
+            np.save(f"{out}.{name}.npy", np.concatenate(arrays))
 
 
 def train(source, out):
@@ -66,4 +75,4 @@ def train(source, out):
 
 if __name__ == "__main__":
     command, *args = sys.argv[1:]
-    {"write": write, "read": read, "train": train}[command](*args)
+    {"write": write, "die": die, "read": read, "train": train}[command](*args)

@@ -140,9 +140,9 @@ impl Converted {
             }
             for (row, record) in out.chunks_exact_mut(self.item).enumerate() {
                 let record = &mut record[element * N..(element + width) * N];
-                let columns = columns.chunks_exact(height);
-                for (value, column) in record.as_chunks_mut::<N>().0.iter_mut().zip(columns) {
-                    value.copy_from_slice(&column[row * N..row * N + N]);
+                let values = columns.as_chunks::<N>().0[row..].iter().step_by(height / N);
+                for (to, value) in record.as_chunks_mut::<N>().0.iter_mut().zip(values) {
+                    *to = *value;
                 }
             }
         }

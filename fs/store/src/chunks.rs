@@ -58,7 +58,7 @@ struct Chunks<'a> {
 }
 
 /// Bytes that are worth a thread.
-const PART: u64 = 512 << 10;
+const PART: u64 = 8 << 20;
 /// Ragged records whose sizes are asked for at once, and so the most in a part.
 const BLOCK: u64 = 16 << 10;
 
