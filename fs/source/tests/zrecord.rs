@@ -84,6 +84,16 @@ fn containers_of_loaderx_are_read_and_made_again_byte_for_byte() {
 }
 
 #[test]
+fn containers_of_loaderx_2_8_18_have_axes_of_64_bits() {
+    let data = Data::golden("ragged");
+    for codec in ["raw", "zstd"] {
+        let theirs = Zrecord::open(golden(&format!("ragged-{codec}-2.8.18"))).unwrap();
+        assert_eq!(theirs.written_by(), Some("loaderx 2.8.18"));
+        assert_eq!(all(&theirs).unwrap(), (data.values(), data.shapes.concat()));
+    }
+}
+
+#[test]
 fn every_dtype() {
     let folder = Folder::new();
     for dtype in DType::ALL {
