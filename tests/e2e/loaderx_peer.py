@@ -1,6 +1,7 @@
 """What loaderx does, as a program: it runs in an environment of its own, with Python 3.12.
 
 write DEST CODEC SHARDS DTYPE VALUES.npy [OFFSETS.npy SHAPES.npy] [--dict FILE]
+dtypes DEST BITS.npy          a container for each dtype, named after it, of the bytes given
 die DEST VALUES.npy           is killed before it closes the container
 read SOURCE OUT               OUT.npy, or OUT.values.npy and OUT.shapes.npy
 train SOURCE OUT
@@ -41,6 +42,15 @@ def write(dest, codec, shards, name, values, *more):
         writer.append(RaggedBatch(*map(np.ascontiguousarray, batch)))
 
 
+def dtypes_(dest, bits):
+    bits = np.load(bits)
+    for dtype in dtypes.supported:
+        values = bits[:, : 4 * dtype.itemsize].copy().view(dtype)
+        path = os.path.join(dest, dtype.name)
+        with DenseWriter(path, dtype, (4,), codec="raw", data_shards=2) as writer:
+            writer.append(values)
+
+
 def die(dest, values):
     values = np.load(values)
     writer = DenseWriter(dest, values.dtype, values.shape[1:], codec="raw")
@@ -75,4 +85,5 @@ def train(source, out):
 
 if __name__ == "__main__":
     command, *args = sys.argv[1:]
-    {"write": write, "die": die, "read": read, "train": train}[command](*args)
+    commands = {"write": write, "dtypes": dtypes_, "die": die, "read": read, "train": train}
+    commands[command](*args)

@@ -135,6 +135,9 @@ fn zrecord_containers_of_all_codecs() {
     let dir = tempfile::tempdir().unwrap();
     for (i, data) in samples().iter().enumerate() {
         for (codec, shards) in CODECS.into_iter().flat_map(|c| [(c, 1), (c, 4), (c, 255)]) {
+            if shards == 255 && i % 6 > 0 {
+                continue;
+            }
             let path = dir.path().join(format!("zrecord-{i}-{}-{shards}", codec.name()));
             data.write_zrecord(&path, codec, shards);
             let container = Zrecord::open(&path).unwrap();

@@ -48,7 +48,10 @@ fn every_codec_and_shard_count_is_what_the_format_says() {
         let store = dir.path().join(format!("store-{i}"));
         data.write_store(&store, Codec::Zstd, 3);
         let store = open_store(&store);
-        for (codec, shards) in CODECS.into_iter().flat_map(|c| [(c, 1), (c, 4), (c, 255)]) {
+        let kinds = CODECS.into_iter().flat_map(|c| [(c, 1), (c, 4)]);
+        // Each shard is flushed to the disk, so that many take their time.
+        let many = (i == 0).then_some((Codec::Zstd, 255));
+        for (codec, shards) in kinds.chain(many) {
             let dest = dir.path().join(format!("{i}-{}-{shards}", codec.name()));
             let done = AtomicU64::new(0);
             let count = |bytes| {
