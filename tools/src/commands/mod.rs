@@ -1,4 +1,5 @@
 pub mod create;
+pub mod export;
 pub mod ids;
 pub mod info;
 pub mod mount;
