@@ -85,6 +85,9 @@ missing_packages() {
     has unshare || echo util-linux
     has busybox || echo busybox
     has useradd || echo passwd
+    has node || echo nodejs
+    has javac || echo default-jdk-headless
+    has perl || echo perl
     [[ -n $(find_python) ]] || printf '%s\n' python3 python3-venv
 }
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -220,11 +221,17 @@ class Mount:
         """Waits until nothing that readers had is left; with `idle`, nor what was filled ahead."""
         names = ["open_handles", "memory_outside_bytes"] + ["memory_live_bytes"] * idle
 
-        def zero() -> bool:
-            now = self.metrics()
-            return all(now[name] == 0 for name in names)
+        seen: list[dict] = []
 
-        wait_for(zero, f"gauges back at zero: {self.metrics()}")
+        def zero() -> bool:
+            seen[1:] = [self.metrics()]
+            return all(seen[-1][name] == 0 for name in names)
+
+        seen.append(self.metrics())
+        try:
+            wait_for(zero, "gauges back at zero")
+        except AssertionError as e:
+            raise AssertionError(f"{e}: {seen[0]}, then {seen[-1]}") from None
 
     def kill(self) -> None:
         """Kills the daemon, and waits until it is gone."""
@@ -426,6 +433,28 @@ def passthrough_missing() -> str | None:
         return "passthrough needs root"
     kernel = tuple(int(n) for n in re.findall(r"\d+", platform.release())[:2])
     return None if kernel >= (6, 9) else "passthrough needs Linux 6.9"
+
+
+def retype(store: Path, dtype: str) -> None:
+    """Makes the elements of a store be of another type of their size, by docs/format.md: NumPy, and
+    so `batchfs create`, lacks some that stores have."""
+    header = store / "batchfs.json"
+    about = json.loads(header.read_text())
+    was, about["dtype"] = about["dtype"], dtype
+    header.write_text(json.dumps(about, indent=2) + "\n")
+    size = np.dtype(was).itemsize
+    for shard in store.glob("data-*.npy"):
+        with shard.open("r+b") as file:
+            start = file.read(4096)
+            file.seek(0)
+            file.write(start.replace(np.dtype(was).str.encode(), f"|V{size}".encode(), 1))
+    entry = 8
+    if (store / "data-000.bin").exists():
+        entry = 20 + 4 * about.get("ndim", 0)
+    sums = (store / "index.bin").read_bytes()[about["records"] * entry :]
+    text = header.read_bytes()
+    sealed = len(text).to_bytes(8, "little") + text + sums
+    (store / "seal").write_text(f"xxh3_64 {xxhash.xxh3_64_hexdigest(sealed)}\n")
 
 
 def mode_of(path: Path) -> int:

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import shutil
+import socket
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -134,7 +136,9 @@ def test_a_source_is_cut_while_mounted(box, mode):
         assert m.read("x/batch/0") == array[:16].tobytes()
         os.truncate(path, 1 << 20)
         assert errno_of((m / "x/batch/200").read_bytes) == "EIO"
-        assert str(path) in m.errors()
+        line = m.errors().splitlines()[-1]
+        assert all(p in line for p in (str(path), "record 3200", f"ends at {1 << 20}")), line
+        assert "shard" not in line
         assert m.read("x/batch/10") == array[160:176].tobytes()
         assert errno_of((m / "x/record/4000").read_bytes) == "EIO"
         assert m.config()["pid"] == m.pid
@@ -206,6 +210,14 @@ def test_tiny_data(box, records, batch, mode_):
             assert (m / f"x/batch/{step}").stat().st_size == 2 * batch
 
 
+def test_a_batch_larger_than_the_data_names_the_data(box):
+    for count, word in ((3, "batch=4 is larger"), (0, "0 records")):
+        path = box.npy(f"data{count}", np.zeros((count, 2)))
+        spec = ["--spec", "batch=4"]
+        box.fails("mount", path, box.folder(), *spec, names=[path, word])
+        box.fails("ids", path, *spec, "--step", "0", names=[path, word])
+
+
 def test_a_batch_larger_than_the_budget(box, whole):
     path = whole[0]
     said = box.fails(
@@ -263,6 +275,41 @@ def test_files_that_are_no_npy(box):
         box.fails("create", box.path / "out", "--from", path, names=[path])
         box.fails("mount", path, box.folder("elsewhere/mnt"), names=[path])
     assert not (box.path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
+def test_something_else_named_npy(box, kind):
+    """A pipe would be waited for, a device might do something."""
+    box.npy("data/good", np.zeros(10))
+    path = box.path / "data/x.npy"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        listens = socket.socket(socket.AF_UNIX)
+        # The path is longer than an address may be.
+        os.chdir(path.parent)
+        listens.bind("x.npy")
+        os.chdir("/")
+        listens.close()
+    elif kind == "device":
+        if os.geteuid() != 0:
+            pytest.skip("needs root")
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+    else:
+        os.mkfifo(box.path / "pipe")
+        path.symlink_to("../pipe")
+    for source in (path, path.parent):
+        for command in (["info", source], ["mount", source, box.folder()], ["verify", source]):
+            box.fails(*command, names=[path, "not a regular file"], timeout=20)
+    box.fails("create", "out", "--from", path, names=[path, "not a regular file"], timeout=20)
+
+
+@pytest.mark.parametrize("name", ["batchfs.json", "seal", "index.bin", "data-000.npy"])
+def test_a_file_of_a_store_is_a_pipe(box, store, name):
+    (store / name).unlink()
+    os.mkfifo(store / name)
+    for command in (["info", store], ["verify", store], ["mount", store.parent, box.folder()]):
+        box.fails(*command, names=[store / name], timeout=20)
 
 
 @pytest.mark.parametrize("order", ["fortran", "big-endian"])

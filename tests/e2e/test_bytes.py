@@ -244,10 +244,13 @@ def test_what_the_mount_says_of_itself(box, data, mode):
         assert config["delivery"] == mode
         readme = m.read("README.txt").decode()
         assert str(data) in readme and "images" in readme
+        # Shapes as Python says them.
+        assert "uint8 (50, 12, 9, 3)\n" in readme and "int64 (50,)\n" in readme
         assert m.errors() == ""
         assert set(m.metrics()) >= {"opens_total", "open_handles", "memory_live_bytes"}
         names = sorted(p.name for p in m.dir.iterdir())
-        assert names == [".batchfs", "README.txt", "all", "images", "index", "labels", "x"]
+        own = [".batchfs", "README.txt", "all", "index", "view"]
+        assert names == sorted([*own, "images", "labels", "x"])
         steps = [p.name for p in (m / "images/batch").iterdir()]
         assert sorted(steps, key=int) == [str(i) for i in range(20)] == steps
         assert [p.name for p in (m / "x/record").iterdir()] == [str(i) for i in range(1000)]

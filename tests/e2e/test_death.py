@@ -52,6 +52,35 @@ def test_umount_of_a_dead_mount(box, data, looked):
         assert os.listdir(m.dir) == []
 
 
+@pytest.mark.parametrize("command", ["mount", "umount"])
+def test_a_dead_mount_behind_symbolic_links(box, data, command):
+    """The links lead to the folder, whose own filesystem does not answer."""
+    (box.path / "one").symlink_to("mnt")
+    (box.path / "in").mkdir()
+    (box.path / "in/two").symlink_to("../one")
+    for link in ("one", "in/two", "in/../one/"):
+        with box.mount(data) as m:
+            m.kill()
+            if command == "mount":
+                again = box.run("mount", data, link)
+                assert "removed 1 batchfs mount" in again.stderr
+                assert mounts_at(m.dir) == ["fuse.batchfs"] and m.read("x/batch/0")
+                m.pid = m.config()["pid"]
+                box.run("umount", link)
+            else:
+                box.run("umount", link)
+            assert not mounts_at(m.dir) and os.listdir(m.dir) == []
+
+
+def test_a_dead_mount_is_cleared_once_and_told_once(box, data):
+    log = box.path / "log"
+    with box.mount(data) as m:
+        m.kill()
+        again = box.run("mount", data, m.dir, "--log", log)
+        assert (again.stderr + log.read_text()).count("daemon had died") == 1
+        m.pid = box.daemon(m.dir)
+
+
 def test_a_mapped_reader_keeps_its_bytes(box, data, arrays, mode):
     """Case 41. In cached mode it keeps what it has touched."""
     with box.mount(data, mode=mode) as m:

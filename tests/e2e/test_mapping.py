@@ -170,3 +170,33 @@ def test_direct_reads(box, odd, mode):
     path, array = odd
     with box.mount(path, spec="batch=10,seed=1", mode=mode) as m:
         direct(m / "odd/batch/0", array[m.ids(0)].tobytes())
+
+
+def test_reads_by_io_uring(box, data, odd, mode, compiled):
+    """Case 38: several in flight, at any place, also past the end."""
+    program, expected = compiled("uring"), box.path / "expected"
+    with (
+        box.mount(data, mode=mode) as m,
+        box.mount(odd[0], spec="batch=10,seed=1", mode=mode, at="odd") as large,
+    ):
+        for path in (m / "images/batch/3", m / "labels/batch/2.npy", large / "odd/batch/1"):
+            expected.write_bytes(path.read_bytes())
+            # Those of a step nobody has touched go to the daemon, in cached mode.
+            fresh = path.parent / f"{int(path.name.split('.')[0]) + 31}{path.suffix}"
+            for file in (path, fresh):
+                expected.write_bytes(file.read_bytes() if file == path else twin(file))
+                said = box.tool(program, file, expected, check=False).stdout
+                if said.startswith("missing"):
+                    pytest.skip(f"needs io_uring: {said.strip()}")
+                assert said == f"ok {expected.stat().st_size}\n", f"{file}: {said}"
+
+
+def twin(path: Path) -> bytes:
+    """The bytes of a batch from the records that make it, so that it stays untouched."""
+    stream, step = path.parent.parent, path.name.split(".")[0]
+    ids = np.frombuffer((stream.parent / f"index/{step}").read_bytes(), "<u8")
+    bare = b"".join((stream / f"record/{i}").read_bytes() for i in ids)
+    if path.suffix == "":
+        return bare
+    header = path.with_name(f"0{path.suffix}").read_bytes()[:4096]
+    return header + bare

@@ -125,7 +125,7 @@ def test_a_face_that_a_stream_cannot_have_says_why(box, data):
         assert not (m / "index/3.json").exists()
         assert not (m / "x/record/1000").exists()
         errors = m.errors()
-        assert "index/3.json" in errors and "only batches" in errors
+        assert "index/3.json" in errors and "an index is bare" in errors
         assert "x/record/1000" in errors and "1000" in errors
         # A shell that asks again and again does not push these out.
         for i in range(2000):

@@ -1,5 +1,6 @@
 """What is wrong with a mount is said in one line, with the way out (case 34)."""
 
+import contextlib
 import os
 
 import numpy as np
@@ -96,6 +97,59 @@ def test_a_name_with_blanks_and_commas(box):
     store = box.store("my data, all/the x", np.arange(500))
     with box.mount(store.parent, at="a mount\\point,ro") as m:
         assert (m / "the x/batch/0").read_bytes()
+
+
+def test_a_source_behind_a_link_of_another_name(box):
+    """As in caches that name files after their contents: the link's name counts."""
+    array = np.arange(4000, dtype=np.int32)
+    blob = box.npy("blobs/0123", array).rename(box.path / "blobs/0123")
+    (box.path / "images.npy").symlink_to(blob)
+    (box.path / "data").mkdir()
+    (box.path / "data/images.npy").symlink_to(blob)
+    (box.path / "folder").symlink_to("data")
+    for source in ("images.npy", "data", "folder"):
+        assert "images " in box.run("info", source).stdout
+        with box.mount(source) as m:
+            assert m.read("images/batch/0") == array[m.ids(0)].tobytes()
+
+
+@pytest.mark.parametrize(
+    "target", ["/", "/proc", "/proc/self", "/sys/kernel", "/dev", "/etc", "/usr", "/tmp"]
+)
+def test_a_target_that_makes_no_sense(box, source, target):
+    """Not even with --nonempty."""
+    said = box.fails("mount", source, target, "--nonempty", names=[target])
+    assert "choose a folder of your own" in said
+    link = box.path / "link"
+    link.symlink_to(target)
+    box.fails("mount", source, link, "--nonempty", names=[link, "choose a folder"])
+    folder = box.program.parent
+    box.fails("mount", source, folder, "--nonempty", names=[folder, "this program"])
+
+
+def read_only(box, path):
+    """A read-only disk of its own with what is in `path`."""
+    disk = box.folder("disk")
+    box.tool("mount", "-t", "tmpfs", "-o", "size=16m", "none", disk)
+    try:
+        box.tool("cp", "-r", path, disk / "data")
+        (disk / "mnt").mkdir()
+        box.tool("mount", "-o", "remount,ro", disk)
+        yield disk
+    finally:
+        box.tool("umount", disk)
+
+
+@needs_root
+def test_everything_on_a_read_only_disk(box, source, mode):
+    """The source, and even the folder that it is mounted on: nothing is written to either."""
+    array = np.arange(1200, dtype=np.float32).reshape(300, 4)
+    box.npy("data/y", array)
+    with contextlib.contextmanager(read_only)(box, source) as disk:
+        box.run("verify", disk / "data")
+        with box.mount(disk / "data", at="disk/mnt", mode=mode) as m:
+            assert m.read("x/batch/0") == bytes(32 * 16)
+            assert m.read("y/batch/1") == array[m.ids(1)].tobytes()
 
 
 def test_umount_of_what_is_not_there(box):

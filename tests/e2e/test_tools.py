@@ -42,7 +42,8 @@ def test_find_sees_the_whole_tree(box, data):
         # README.txt, three of .batchfs, the index, the batches of all streams together, and of each
         # stream its schema, batches, records.
         assert len(files) == 1 + 3 + 31 + 31 + 3 * (1 + 31 + 1000)
-        assert len(lines("-type", "d")) == 1 + 2 + 2 + 3 * 3
+        # Beside the streams' the root, .batchfs, view, index, and those of all streams together.
+        assert len(lines("-type", "d")) == 1 + 3 + 2 + 3 * 3
         assert lines("-empty", "-name", "[0-9]*") == []
         assert lines("-perm", "/222") == []
         inodes = box.tool("find", m.dir, "-printf", "%i\n").stdout.splitlines()
@@ -73,6 +74,26 @@ def test_a_second_rsync_copies_nothing(box, data, mode):
         assert box.tool(*command, f"{m.dir}/", f"{copy}/").stdout == ""
     with box.mount(data, mode=mode) as m:
         assert box.tool(*command, "--checksum", f"{m.dir}/", f"{copy}/").stdout == ""
+
+
+@needs_tool("tar")
+def test_tar_takes_it_whole_and_twice_the_same(box, data, mode):
+    """Every file as a file, none as a link to another; the second time the same bytes."""
+    archives = [box.path / f"{n}.tar" for n in (1, 2)]
+    flags = ["--sort=name", "--exclude=./.batchfs", "--exclude=./README.txt"]
+    for archive in archives:
+        with box.mount(data, mode=mode) as m:
+            box.tool("tar", "-cf", archive, "-C", m.dir, *flags, ".")
+            listed = box.tool("tar", "-tvf", archive).stdout.splitlines()
+            assert {line[0] for line in listed} == {"-", "d"}
+            assert sum(line[0] == "-" for line in listed) == 31 + 31 + 3 * (1 + 31 + 1000)
+            box.tool("tar", "-df", archive, "-C", m.dir)
+    assert box.tool("cmp", *archives, check=False).returncode == 0
+    out = box.folder("out")
+    box.tool("tar", "-xf", archives[0], "-C", out)
+    with box.mount(data, mode=mode) as m:
+        assert (out / "images/batch/7").read_bytes() == m.read("images/batch/7")
+    box.tool("chmod", "-R", "u+w", out)
 
 
 def test_tail_follow_just_sits(box, data):

@@ -4,6 +4,10 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import shutil
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +76,32 @@ def allowed(root: Path, name: str) -> None:
         assert errno_of(open_close, f"/proc/self/fd/{one.fileno()}", os.O_RDWR) == "EROFS"
 
 
+def more_attempts(root: Path, name: str) -> dict[str, str | None]:
+    """The rarer ones: renames over something, links from elsewhere, times and owners of links."""
+    file, folder = root / name, (root / name).parent
+    other = next(p for p in folder.iterdir() if p != file)
+    outside = Path(os.environ["TMPDIR"] if "TMPDIR" in os.environ else "/tmp")
+    call = errno_of
+    found = {
+        "rename over": call(os.rename, file, other),
+        "replace": call(os.replace, other, file),
+        "lchown": call(os.lchown, file, os.geteuid(), os.getegid()),
+        "utime of a link": call(lambda: os.utime(file, ns=(1, 1), follow_symlinks=False)),
+        "acl": call(os.setxattr, file, "system.posix_acl_access", b"\2\0\0\0"),
+        "trusted": call(os.setxattr, file, "trusted.a", b"b"),
+        "mkdir over": call(os.mkdir, folder / "a b"),
+        "socket": call(os.mknod, folder / "new", 0o600 | stat.S_IFSOCK),
+        "xattr of a folder": call(os.setxattr, folder, "user.a", b"b"),
+        "chmod of a folder": call(os.chmod, folder, 0o700),
+        "utime of a folder": call(os.utime, folder),
+    }
+    # From another filesystem to here, and the other way: another errno may come first.
+    for what, source, dest in (("in", outside, folder / "new"), ("out", file, outside / "new")):
+        for how in (os.rename, os.link):
+            assert call(how, source, dest) in ("EXDEV", "EROFS", "EPERM", "EACCES"), (what, how)
+    return found
+
+
 def contents(root: Path) -> dict[str, bytes]:
     return {name: (root / name).read_bytes() for name in FILES if not name.startswith(".")}
 
@@ -79,10 +109,14 @@ def contents(root: Path) -> dict[str, bytes]:
 def check(root: Path) -> None:
     before = contents(root)
     for name in FILES:
-        found = attempts(root, name)
+        found = attempts(root, name) | more_attempts(root, name)
         if (root / name).parent == root:
             # A mount point is busy, and its own folder may be closed to us, before all else.
             assert found.pop("rmdir") in ("EROFS", "EBUSY", "EACCES")
+            found.pop("chmod of a folder"), found.pop("utime of a folder")
+        # Without an ACL the kernel may not even ask; without the right to, `trusted` is not there.
+        assert found.pop("acl") in ("EROFS", "EOPNOTSUPP", "EINVAL")
+        assert found.pop("trusted") in ("EROFS", "EPERM")
         wrong = {what: got for what, got in found.items() if got != "EROFS"}
         assert not wrong, f"{name}: {wrong}"
         allowed(root, name)
@@ -103,6 +137,61 @@ def test_as_another_user(box, data, mode, user):
 def test_as_the_user_who_mounted(box, data, user):
     with box.mount(data, user=user) as m:
         as_user(user, check, m.dir)
+
+
+SHELL = {
+    "touch": ["touch", "FILE"],
+    "touch new": ["touch", "FOLDER/new"],
+    "truncate": ["truncate", "-s", "0", "FILE"],
+    "fallocate": ["fallocate", "-l", "1", "FILE"],
+    "rm": ["rm", "-f", "FILE"],
+    "rm -r": ["rm", "-rf", "FOLDER"],
+    "rmdir": ["rmdir", "FOLDER"],
+    "mv": ["mv", "-f", "FILE", "FOLDER/new"],
+    "mv away": ["mv", "-f", "FILE", "OUT"],
+    "cp over": ["cp", "-f", "/etc/hostname", "FILE"],
+    "cp into": ["cp", "/etc/hostname", "FOLDER/new"],
+    "dd": ["dd", "if=/dev/zero", "of=FILE", "count=1", "conv=notrunc"],
+    "tee": ["tee", "-a", "FILE"],
+    "sed -i": ["sed", "-i", "s/a/b/", "FILE"],
+    "ln": ["ln", "-f", "/etc/hostname", "FILE"],
+    "ln -s": ["ln", "-sf", "x", "FILE"],
+    "mkdir": ["mkdir", "-p", "FOLDER/a/b"],
+    "mkfifo": ["mkfifo", "FOLDER/new"],
+    "chmod": ["chmod", "-R", "a+rwx", "FOLDER"],
+    "chown": ["chown", "-R", "0:0", "FOLDER"],
+    "install": ["install", "/etc/hostname", "FILE"],
+    "find -delete": ["find", "FOLDER", "-delete"],
+    "setfattr": ["setfattr", "-n", "user.a", "-v", "b", "FILE"],
+    "chattr": ["chattr", "+i", "FILE"],
+    "shell": ["sh", "-c", "echo x > FILE"],
+    "shell, appending": ["sh", "-c", "echo x >> FILE"],
+    "numpy": [sys.executable, "-c", "import numpy; numpy.load('FILE.npy', mmap_mode='r+')"],
+}
+
+
+def test_by_programs(box, data, mode):
+    """What people and their scripts do. Nothing is changed, and all of it fails."""
+    with box.mount(data, mode=mode) as m:
+        before = contents(m.dir)
+        listed = sorted(os.listdir(m / "images/batch"))
+        for what, command in SHELL.items():
+            if shutil.which(command[0]) is None:
+                continue
+            for old, new in (
+                ("FILE", m / "images/batch/3"),
+                ("FOLDER", m / "images/batch"),
+                ("OUT", box.path / "out"),
+            ):
+                command = [part.replace(old, str(new)) for part in command]
+            done = box.tool(*command, check=False, stdin=subprocess.DEVNULL)
+            assert done.returncode != 0, what
+            told = done.stderr.lower()
+            # `chattr` is an ioctl, which is not there; `ln` tries another filesystem first.
+            known = ("read-only", "inappropriate ioctl", "not supported", "cross-device")
+            assert any(word in told for word in known), f"{what}: {told}"
+        assert contents(m.dir) == before
+        assert sorted(os.listdir(m / "images/batch")) == listed
 
 
 @needs_root

@@ -1,7 +1,8 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use batchfs_sampler::Spec;
-use batchfs_store::Codec;
+use batchfs_source::{DTypes, Said};
+use batchfs_store::{Codec, DType};
 use bytesize::ByteSize;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
@@ -44,6 +45,7 @@ pub enum Command {
 Examples:
   batchfs create train/images --from images.npy
   batchfs create train/labels --from labels.npy --codec zstd
+  batchfs create train/x --from x.npy --dtype bfloat16
   batchfs create train/text --from values.npy --offsets cu.npy       records of different lengths
   batchfs mount train /mnt/ds            a folder of stores is one dataset")]
 pub struct Create {
@@ -70,6 +72,29 @@ pub struct Create {
     /// The shapes of such records, (records, axes); without it they have one axis
     #[arg(long, value_name = "s.npy", requires = "offsets")]
     pub shapes: Option<PathBuf>,
+    #[command(flatten)]
+    pub types: Types,
+}
+
+/// What elements are where a file does not say it.
+#[derive(Debug, Default, ClapArgs)]
+pub struct Types {
+    /// What the elements of .npy files are that NumPy has no name for (saved as V2, V1 or f1), such
+    /// as bfloat16; of one stream alone with its name in front
+    #[arg(long, value_name = "[STREAM=]DTYPE")]
+    dtype: Vec<Said>,
+}
+
+impl Types {
+    pub fn all(&self) -> DTypes {
+        self.dtype.clone().into()
+    }
+
+    /// What was said of a single file.
+    pub fn of(&self, path: &Path) -> Option<DType> {
+        let stream = path.file_stem().and_then(|name| name.to_str());
+        self.all().of(stream.unwrap_or_default())
+    }
 }
 
 /// Train a dictionary on a stream, for stores of many small and similar records.
@@ -85,8 +110,10 @@ pub struct TrainDict {
     #[arg(short, long, value_name = "F")]
     pub output: PathBuf,
     /// How large it may become
-    #[arg(long, default_value = "112640B", value_name = "SIZE")]
+    #[arg(long, default_value = "110KiB", value_name = "SIZE")]
     pub size: ByteSize,
+    #[command(flatten)]
+    pub types: Types,
 }
 
 /// Show what a store, a folder of stores or a .npy file holds.
@@ -98,6 +125,8 @@ Examples:
 pub struct Info {
     /// A store, a folder of stores, or a .npy file
     pub path: PathBuf,
+    #[command(flatten)]
+    pub types: Types,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -112,6 +141,8 @@ Examples:
 pub struct Verify {
     /// A store or a folder of stores
     pub path: PathBuf,
+    #[command(flatten)]
+    pub types: Types,
 }
 
 /// Print the record ids of a step, one per line.
@@ -129,6 +160,8 @@ pub struct Ids {
     /// The step, from 0 to 18446744073709551615
     #[arg(long)]
     pub step: u64,
+    #[command(flatten)]
+    pub types: Types,
 }
 
 const SPEC: &str = "\
@@ -162,10 +195,13 @@ pub struct Mount {
     /// The order, see below
     #[arg(long, default_value = "batch=256", value_parser = spec)]
     pub spec: Spec,
+    #[command(flatten)]
+    pub types: Types,
     /// Stay in the foreground; Ctrl-C unmounts
     #[arg(short, long)]
     pub foreground: bool,
-    /// Bytes that all batches in memory may take together: filled ahead, and held by readers
+    /// Bytes that all batches in memory may take together: filled ahead, and held by readers. A
+    /// number, with KiB, MiB, GiB (1024) or kB, MB, GB (1000) behind it
     #[arg(long, default_value = "1GiB", value_name = "SIZE")]
     pub memory: ByteSize,
     /// Let other users read, too
@@ -180,8 +216,8 @@ pub struct Mount {
     /// When to compare a record's checksum: the first time it is read, always, or never
     #[arg(long, default_value = "first", value_enum)]
     pub verify: When,
-    /// Threads that gather; 0 is one per core
-    #[arg(long, default_value_t = 0)]
+    /// Threads that gather, up to 1024; 0 is one per core
+    #[arg(long, default_value_t = 0, value_parser = threads)]
     pub threads: usize,
     /// Write the daemon's log to this file
     #[arg(long, value_name = "FILE")]
@@ -235,6 +271,14 @@ pub struct Demo {
     /// Leave the dataset and the mount in place, and say where
     #[arg(long)]
     pub keep: bool,
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    const MOST: usize = 1024;
+    match text.parse() {
+        Ok(n) if n <= MOST => Ok(n),
+        _ => Err(format!("there can be up to {MOST} threads, and 0 is one per core")),
+    }
 }
 
 fn codec(text: &str) -> Result<Codec, String> {

@@ -10,6 +10,7 @@ use batchfs_store::{DType, Schema, StoreWriter, WriteOptions};
 use serde_json::json;
 
 use crate::args::Doctor;
+use crate::say;
 
 /// One thing looked at.
 struct Finding {
@@ -64,7 +65,7 @@ pub fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
         udmabuf(),
         hip(),
     ];
-    let mut out = std::io::stdout().lock();
+    let mut out = say::out();
     if args.json {
         let all: Vec<_> = findings
             .iter()

@@ -1,15 +1,25 @@
 //! `batchfs`: training data as files.
+// A failed `println!` panics; `say` does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
 mod commands;
+mod daemon;
 mod demo;
 mod doctor;
+mod parents;
 mod progress;
+mod say;
+mod signals;
+mod sys;
 
 use std::process::ExitCode;
 
 use args::Command;
 use clap::Parser as _;
+
+/// What shells show of a program that a closed pipe has ended.
+const CLOSED_PIPE: u8 = 128 + 13;
 
 fn main() -> ExitCode {
     let result = match args::Args::parse().command {
@@ -25,9 +35,10 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => code,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        // `batchfs ids … | head` has nothing to complain about, but has not done its work either.
+        Err(error) if say::is_closed(&error) => ExitCode::from(CLOSED_PIPE),
         Err(error) => {
-            eprintln!("batchfs: {}", told(&error));
+            say::note(told(&error));
             ExitCode::FAILURE
         }
     }
@@ -40,11 +51,4 @@ fn told(error: &anyhow::Error) -> String {
         said if said.contains(&next) => said.to_owned(),
         said => format!("{said}: {next}"),
     })
-}
-
-/// `batchfs ids … | head` is no failure.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<std::io::Error>()
-        .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -5,8 +5,13 @@ use std::time::SystemTime;
 use batchfs_sampler::{Sampler, Spec};
 use batchfs_store::{DType, Layout as Records, Stream};
 
+use crate::face::Making;
 use crate::layout::{Array, Fill};
+use crate::render::Picture;
 use crate::{Error, Face, Item, Key, Layout, Result};
+
+/// Most record ids that are held for one step: half a GiB of them.
+const MOST_IDS: u64 = 1 << 26;
 
 /// A stream and the name of its folder in the mount.
 pub struct NamedStream {
@@ -127,12 +132,18 @@ impl View {
     /// The record ids that `key` is made of.
     ///
     /// # Errors
-    /// [`Error::NoRecord`] for a record id out of range. Every step is valid.
+    /// [`Error::NoRecord`] for a record id out of range; [`Error::TooManyIds`] for a batch of more
+    /// records than anybody can have meant. Every step is valid.
     pub fn plan(&self, key: Key) -> Result<Vec<u64>> {
         match key.item {
             Item::Record(_) if key.number < self.dataset.len => Ok(vec![key.number]),
             Item::Record(_) => Err(Error::NoRecord { item: self.name(key), len: self.dataset.len }),
             Item::Batch(_) | Item::Index | Item::All => {
+                let count = self.sampler.local_batch();
+                if count > MOST_IDS {
+                    let (needed, limit) = (count.saturating_mul(8), MOST_IDS * 8);
+                    return Err(Error::TooManyIds { item: self.name(key), needed, limit });
+                }
                 let mut ids = vec![0; self.sampler.local_batch() as usize];
                 self.sampler.ids(key.number, &mut ids);
                 Ok(ids)
@@ -140,43 +151,46 @@ impl View {
         }
     }
 
-    /// Size and structure of the file that `key` names. Reads no payload.
+    /// Size and structure of the file that `key` names; for one that is not gathered, of the file
+    /// that it is made from, or that it describes. Reads no payload.
     ///
     /// # Errors
     /// [`Error::NoFace`] with the reason, [`Error::NoRecord`], [`Error::Overflow`]; for ragged
     /// streams [`Error::Store`] if the index is damaged.
     pub fn layout(&self, key: Key) -> Result<Layout> {
+        let no = |why: String| Error::NoFace { item: self.name(key), why };
+        key.item.check(key.face).map_err(|why| no(why.to_owned()))?;
+        let face = match (key.face, key.item) {
+            (Face::Json, Item::All) => Face::Safetensors,
+            (face, _) if face.making() == Making::Gathered => face,
+            _ => Face::Bare,
+        };
         let arrays = self.arrays(key)?;
-        let about = match key.face {
-            Face::Safetensors => self.about(key),
+        let about = match face {
+            Face::Safetensors | Face::Arrow => self.about(key),
             _ => String::new(),
         };
-        Layout::frame(arrays, key.face, &about)
-            .map_err(|why| Error::NoFace { item: self.name(key), why })
+        Layout::frame(arrays, face, &about).map_err(no)
     }
 
-    /// Whether there is such a file, and if not, why. Reads no payload.
+    /// The size of the file that `key` names, `None` for one whose size is not known before it is
+    /// made. Reads no payload.
     ///
     /// # Errors
-    /// As [`layout`](Self::layout).
-    pub fn exists(&self, key: Key) -> Result<()> {
-        let no = |why: &str| Err(Error::NoFace { item: self.name(key), why: why.to_owned() });
-        match (key.face, key.item) {
-            (Face::Bare | Face::Npy, Item::All) => {
-                no("several streams have no single array; take .safetensors")
+    /// As [`layout`](Self::layout): that there is no such file, and why.
+    pub fn size(&self, key: Key) -> Result<Option<u64>> {
+        match key.face.making() {
+            Making::Gathered => Ok(Some(self.layout(key)?.size)),
+            Making::Described => Ok(Some(self.describe(key)?.len() as u64)),
+            Making::Rendered => {
+                let layout = self.layout(key)?;
+                if key.face == Face::Png {
+                    let no = |why| Error::NoFace { item: self.name(key), why };
+                    Picture::of(&layout).map_err(no)?;
+                }
+                Ok(None)
             }
-            (Face::Safetensors, Item::Index) => no("an index is bare or .npy"),
-            (Face::Json, Item::Index | Item::Record(_)) => no("only batches have a .json"),
-            (Face::Json, Item::Batch(_) | Item::All) => {
-                self.layout(Key { face: self.described(key), ..key }).map(drop)
-            }
-            _ => self.layout(key).map(drop),
         }
-    }
-
-    /// The face whose file the `.json` of `key` describes.
-    pub(crate) fn described(&self, key: Key) -> Face {
-        if key.item == Item::All { Face::Safetensors } else { Face::Bare }
     }
 
     /// The arrays of an item, without places.

@@ -1,6 +1,9 @@
 use serde_json::{Value, json};
 
-use crate::{Item, Key, NamedStream, View};
+use crate::{Face, Item, Key, NamedStream, View};
+
+/// Most record ids that a `.json` lists: it is made as a whole, outside of the memory budget.
+const MOST_IDS: usize = 1 << 20;
 
 impl NamedStream {
     /// What `schema.json` of the stream says.
@@ -24,32 +27,49 @@ impl NamedStream {
 }
 
 impl View {
-    /// The `.json` face of a batch, of one stream or of all, as text: what a client needs to take
-    /// the file beside it apart, the bare one or for all streams the `.safetensors`.
+    /// The `.json` face of a batch, of one stream or of all, or of a record, as text: what a
+    /// client needs to take the file beside it apart, the bare one or for all streams the
+    /// `.safetensors`.
     ///
     /// # Errors
     /// As [`View::layout`].
     pub fn describe(&self, key: Key) -> crate::Result<String> {
-        let file = Key { face: self.described(key), ..key };
-        let layout = self.layout(file)?;
-        let ids = self.plan(file)?;
-        let stream = match key.item {
-            Item::Batch(s) => self.dataset().stream(s),
-            _ => None,
+        let layout = self.layout(key)?;
+        let (stream, of) = match key.item {
+            Item::Batch(s) => (self.dataset().stream(s), Face::Bare),
+            Item::Record(s) => (self.dataset().stream(s), Face::Bare),
+            _ => (None, Face::Safetensors),
         };
-        let out = json!({
-            "format": "batchfs-batch",
+        let mut out = json!({
             "version": 1,
             "stream": stream.map(|s| &s.name),
-            "spec": self.sampler().spec().to_string(),
-            "step": key.number,
-            "cycle": self.sampler().cycle_of(key.number),
             "layout": stream.map(|s| layout_name(&s.stream.schema().layout)),
-            "file": format!("{}{}", key.number, file.face.suffix()),
+            "file": format!("{}{}", key.number, of.suffix()),
             "nbytes": layout.size,
             "arrays": layout.describe(),
-            "ids": ids,
         });
+        match key.item {
+            Item::Record(_) => {
+                out["format"] = "batchfs-record".into();
+                out["record"] = key.number.into();
+            }
+            _ => {
+                out["format"] = "batchfs-batch".into();
+                out["spec"] = self.sampler().spec().to_string().into();
+                out["step"] = key.number.into();
+                out["cycle"] = self.sampler().cycle_of(key.number).into();
+                let ids = self.plan(key)?;
+                if ids.len() > MOST_IDS {
+                    let why = format!(
+                        "it would list {} record ids; index/{} has them",
+                        ids.len(),
+                        key.number
+                    );
+                    return Err(crate::Error::NoFace { item: self.name(key), why });
+                }
+                out["ids"] = ids.into();
+            }
+        }
         Ok(format!("{out:#}\n"))
     }
 }

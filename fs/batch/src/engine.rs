@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use batchfs_region::{AllocError, Arena, Region, RegionMut};
 use rayon::ThreadPool;
 
+use crate::face::Making;
 use crate::gather::{Failure, gather};
 use crate::slots::{Found, Slot, Slots, Then};
 use crate::write::write;
@@ -153,6 +154,20 @@ impl Engine {
         self.inner.shown.store(true, Ordering::Relaxed);
     }
 
+    /// Whether anybody has something of the view with this number open, or waits for it.
+    pub fn in_use(&self, view: u16) -> bool {
+        self.inner.lock().slots.in_use(view)
+    }
+
+    /// Gives up everything that is kept of the view with this number, which nobody will open again.
+    /// Returns false as long as something of it is still in use: the number must not be given to
+    /// another view yet.
+    pub fn retire(&self, view: u16) -> bool {
+        let (gone, dropped) = self.inner.lock().slots.retire(view);
+        drop(dropped);
+        gone
+    }
+
     /// Counters since the start.
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
@@ -224,11 +239,18 @@ impl Inner {
             }
         }
         // After the reader was answered: looking ahead and waking threads takes longer than that.
-        let (queued, dropped) = self.lock().slots.look_ahead(key, view, self.arena.limit() / 2);
+        let (next, dropped) = self.lock().slots.look_ahead(key);
+        Metrics::add(&self.metrics.prefetches_unused, dropped.len() as u64);
+        // Sizes of ragged batches are read from the index, which can take its time: not under the lock.
+        let sized = |key: Key| Some((key, Arena::charge(view.layout(key).ok()?.size)));
+        let next: Vec<(Key, u64)> = next.into_iter().map_while(sized).collect();
+        let mut state = self.lock();
+        let queued = state.slots.fill_ahead(&next, view, self.arena.limit() / 2);
+        state.slots.opened(key.view);
+        drop(state);
         for _ in 0..queued.min(self.pool.current_num_threads()) {
             self.work.notify_one();
         }
-        Metrics::add(&self.metrics.prefetches_unused, dropped.len() as u64);
     }
 
     fn fill_for_ever(&self) {
@@ -261,11 +283,7 @@ impl Inner {
 
     /// Makes the region of `key` and hands it to those who wait.
     fn fill(&self, key: Key, view: &Arc<View>) {
-        let made = view.layout(key).and_then(|layout| match self.room(key, view, &layout)? {
-            Some(region) => self.copy(key, view, &layout, region).map(Some),
-            None => Ok(None),
-        });
-        match made {
+        match self.make(key, view) {
             Ok(Some(region)) => {
                 let waiters = self.lock().slots.filled(key, region.clone());
                 if waiters.is_empty() {
@@ -276,6 +294,30 @@ impl Inner {
             Ok(None) => {}
             Err(error) => self.fail(key, error),
         }
+    }
+
+    /// `None` if it has to wait for its turn, or, for a prefetch, is given up.
+    fn make(&self, key: Key, view: &Arc<View>) -> Result<Option<Region>, Error> {
+        let gathered = |layout: &Layout| match self.room(key, view, layout)? {
+            Some(region) => self.copy(key, view, layout, region).map(Some),
+            None => Ok(None),
+        };
+        let layout = view.layout(key)?;
+        if key.face.making() == Making::Gathered {
+            return gathered(&layout);
+        }
+        let file = if layout.size == 0 {
+            view.render(key, &layout, &[])?
+        } else {
+            let Some(bare) = gathered(&layout)? else { return Ok(None) };
+            let bytes = bare.bytes().map_err(|source| Error::Memory {
+                item: view.name(key),
+                source: AllocError::Os { len: layout.size, source },
+            })?;
+            view.render(key, &layout, bytes)?
+        };
+        // The bare region has been given back, so that a file that is no larger finds room.
+        gathered(&Layout::whole(file))
     }
 
     fn copy(

@@ -47,6 +47,18 @@ pub enum Error {
         /// Number of records.
         len: u64,
     },
+    /// A step has more records than ids are held for.
+    #[error(
+        "{item}: the record ids alone take {needed} bytes, and at most {limit} are held for a step; take a smaller batch"
+    )]
+    TooManyIds {
+        /// What was asked for.
+        item: String,
+        /// Bytes that the ids take.
+        needed: u64,
+        /// Most bytes of ids.
+        limit: u64,
+    },
     /// Larger than the whole budget.
     #[error(
         "{item} takes {needed} bytes, more than the memory budget of {limit} bytes; mount with a larger --memory or a smaller batch"

@@ -70,6 +70,7 @@ pub(crate) fn gather(
             Fill::Shapes(s) => shapes(stream(view, s)?, ids, out)?,
             Fill::Ids => put(out, ids),
             Fill::Zeros => out.fill(0),
+            Fill::Trailer => out.copy_from_slice(&layout.trailer),
         }
         (rest, at) = (behind, array.offset + array.nbytes);
     }

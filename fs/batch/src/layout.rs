@@ -7,10 +7,10 @@ use batchfs_store::{DType, npy};
 use safetensors::tensor::{Dtype as TensorType, Metadata, TensorInfo};
 use serde_json::json;
 
-use crate::Face;
+use crate::{Face, arrow};
 
 /// Every array starts at a multiple of this many bytes, whatever the length of the one before.
-const ALIGN: u64 = 64;
+pub(crate) const ALIGN: u64 = 64;
 
 /// What an array is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub enum Fill {
     Ids,
     /// Nothing: room that a format wants to be named.
     Zeros,
+    /// What ends the file: [`Layout::trailer`].
+    Trailer,
 }
 
 /// One array of a file: what it is and where it lies.
@@ -54,6 +56,8 @@ pub struct Layout {
     pub header: Vec<u8>,
     /// The arrays, in file order.
     pub arrays: Vec<Array>,
+    /// What the last array holds if it is [`Fill::Trailer`].
+    pub trailer: Vec<u8>,
     /// Bytes of the whole file.
     pub size: u64,
 }
@@ -106,8 +110,18 @@ impl Layout {
                 Err(_) => Err("NumPy's format holds a single array".to_owned()),
             },
             Face::Safetensors => Layout::safetensors(arrays, about),
-            Face::Json => Err("it is not made of arrays".to_owned()),
+            Face::Arrow => arrow::frame(arrays, about),
+            // Those are made from the bare file.
+            Face::Json | Face::Txt | Face::Png | Face::Sha256 => {
+                Layout::place(Vec::new(), arrays, ALIGN)
+            }
         }
+    }
+
+    /// A file that is there as a whole.
+    pub(crate) fn whole(bytes: Vec<u8>) -> Layout {
+        let size = bytes.len() as u64;
+        Layout { header: bytes, arrays: Vec::new(), trailer: Vec::new(), size }
     }
 
     /// The arrays one after the other behind the header, each at a multiple of `align`.
@@ -120,7 +134,7 @@ impl Layout {
                 return Err(too_large(&array.shape));
             }
         }
-        Ok(Layout { header, arrays, size: end })
+        Ok(Layout { header, arrays, trailer: Vec::new(), size: end })
     }
 
     /// The format allows no holes between tensors, so that what aligns them has names, too.

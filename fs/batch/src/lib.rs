@@ -8,6 +8,7 @@
 //! known before a byte of it exists. [`Engine::open`] is the one way to the bytes: it keeps the
 //! regions in use, fills those that are asked for, and those that will be asked for next.
 
+mod arrow;
 mod dataset;
 mod describe;
 mod engine;
@@ -17,13 +18,16 @@ mod gather;
 mod layout;
 mod metrics;
 mod predict;
+mod render;
 mod slots;
 mod write;
 
 pub use dataset::{Dataset, NamedStream, View};
 pub use engine::{Batch, Engine, Options};
 pub use error::{Error, Result};
-pub use face::{Face, Item, Key};
+pub use face::{Face, Item, Key, Making};
 pub use gather::gather_records;
 pub use layout::{Array, Fill, Layout};
 pub use metrics::Metrics;
+
+pub use batchfs_sampler::{Spec, SpecError};

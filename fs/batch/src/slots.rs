@@ -4,8 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use batchfs_region::{Arena, Region};
+use batchfs_region::Region;
 
+use crate::face::Making;
 use crate::predict::Predictor;
 use crate::{Error, Face, Item, Key, View};
 
@@ -51,6 +52,8 @@ pub(crate) struct Slots {
     /// Ready and never opened; oldest first.
     unopened: VecDeque<Key>,
     predictors: HashMap<Group, Predictor>,
+    /// Opens per view that have yet to look ahead.
+    opening: HashMap<u16, usize>,
     /// Bytes that were, or are being, filled ahead and that nobody has opened.
     ahead_bytes: u64,
 }
@@ -65,6 +68,7 @@ pub(crate) enum Found {
 impl Slots {
     /// An open. If the region is ready it is pinned and `then` comes back to be called.
     pub(crate) fn open(&mut self, key: Key, view: &Arc<View>, then: Then) -> Found {
+        *self.opening.entry(key.view).or_default() += 1;
         match self.map.get_mut(&key) {
             Some(Slot::Ready { region, pins, ahead }) => {
                 let region = region.clone();
@@ -97,20 +101,14 @@ impl Slots {
         }
     }
 
-    /// Takes note of an open for prediction and queues what should be filled next, up to `limit`
-    /// bytes filled ahead in all. Returns how many were queued, and regions that are not expected
-    /// to be opened any more.
-    pub(crate) fn look_ahead(
-        &mut self,
-        key: Key,
-        view: &Arc<View>,
-        limit: u64,
-    ) -> (usize, Vec<Region>) {
-        if matches!(key.item, Item::Record(_)) {
-            return (0, Vec::new());
+    /// Takes note of an open for prediction. Returns what should be filled next, nearest first, and
+    /// regions that are not expected to be opened any more.
+    pub(crate) fn look_ahead(&mut self, key: Key) -> (Vec<Key>, Vec<Region>) {
+        if matches!(key.item, Item::Record(_)) || key.face.making() != Making::Gathered {
+            return (Vec::new(), Vec::new());
         }
         let predictor = self.predictors.entry(group(key)).or_default();
-        let next = predictor.opened(key.number);
+        let mut next = predictor.opened(key.number);
         let stale: Vec<Key> = self
             .unopened
             .iter()
@@ -118,14 +116,23 @@ impl Slots {
             .copied()
             .collect();
         let dropped = stale.into_iter().filter_map(|k| self.drop_ready(k)).collect();
+        next.retain(|number| !self.map.contains_key(&Key { number: *number, ..key }));
+        (next.into_iter().map(|number| Key { number, ..key }).collect(), dropped)
+    }
+
+    /// Queues fills ahead, with the bytes that each takes, up to `limit` bytes filled ahead in all.
+    /// Returns how many.
+    pub(crate) fn fill_ahead(
+        &mut self,
+        next: &[(Key, u64)],
+        view: &Arc<View>,
+        limit: u64,
+    ) -> usize {
         let mut queued = 0;
-        for number in next {
-            let key = Key { number, ..key };
+        for &(key, ahead) in next {
             if self.map.contains_key(&key) {
                 continue;
             }
-            let Ok(layout) = view.layout(key) else { break };
-            let ahead = Arena::charge(layout.size);
             if self.ahead_bytes.saturating_add(ahead) > limit {
                 break;
             }
@@ -135,7 +142,43 @@ impl Slots {
             self.prefetch.push_back(key);
             queued += 1;
         }
-        (queued, dropped)
+        queued
+    }
+
+    /// An open of this view is over: nothing more will be asked for on its behalf.
+    pub(crate) fn opened(&mut self, view: u16) {
+        if let Some(count) = self.opening.get_mut(&view) {
+            *count -= 1;
+            if *count == 0 {
+                self.opening.remove(&view);
+            }
+        }
+    }
+
+    /// Whether anybody has something of this view open, or waits for it.
+    pub(crate) fn in_use(&self, view: u16) -> bool {
+        self.map.iter().any(|(key, slot)| {
+            key.view == view
+                && match slot {
+                    Slot::Coming { waiters, .. } => !waiters.is_empty(),
+                    Slot::Ready { pins, .. } => *pins > 0,
+                }
+        })
+    }
+
+    /// Gives up what is kept of a view that nobody knows any more. Returns whether all of it is
+    /// gone, so that the number can be another view's, and the regions.
+    pub(crate) fn retire(&mut self, view: u16) -> (bool, Vec<Region>) {
+        self.predictors.retain(|group, _| group.0 != view);
+        let (gone, kept) = self.prefetch.iter().partition(|k| k.view == view);
+        self.prefetch = kept;
+        for key in Vec::from(gone) {
+            self.failed(key);
+        }
+        let keys: Vec<Key> = self.map.keys().filter(|k| k.view == view).copied().collect();
+        let count = keys.len();
+        let dropped: Vec<Region> = keys.into_iter().filter_map(|k| self.drop_ready(k)).collect();
+        (dropped.len() == count && !self.opening.contains_key(&view), dropped)
     }
 
     /// The next one to fill.
@@ -251,7 +294,7 @@ impl Slots {
 mod tests {
     use std::sync::LazyLock;
 
-    use batchfs_region::Config;
+    use batchfs_region::{Arena, Config};
     use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
     use proptest::prelude::*;
 
@@ -340,7 +383,10 @@ mod tests {
                             pinned.push(key);
                             then(Ok(region));
                         }
-                        slots.look_ahead(key, view, 40 << 10);
+                        let (next, _) = slots.look_ahead(key);
+                        let sized: Vec<_> = next.into_iter().map(|k| (k, 4096)).collect();
+                        slots.fill_ahead(&sized, view, 40 << 10);
+                        slots.opened(0);
                     }
                     Op::Fill | Op::Fail => {
                         running.extend(slots.next_job().map(|(key, _)| key));
@@ -390,8 +436,9 @@ mod tests {
                 slots.unpin(key);
             }
             check(&slots);
-            slots.evict_all();
-            prop_assert!(slots.map.is_empty());
+            prop_assert_eq!(slots.retire(1).0, true, "nothing of the other view");
+            prop_assert_eq!(slots.retire(0).0, true, "nothing is open");
+            prop_assert!(slots.map.is_empty() && slots.predictors.is_empty());
             prop_assert_eq!(slots.ahead_bytes, 0);
         }
     }

@@ -48,6 +48,7 @@ pub(crate) fn write(
                     Ok(())
                 })?,
                 Fill::Zeros => out.zeros(array.nbytes)?,
+                Fill::Trailer => out.bytes(&layout.trailer)?,
             }
         }
         out.zeros(layout.size - out.end())?;

@@ -11,7 +11,10 @@ pub(crate) fn errno(error: &Error) -> Errno {
     match error {
         Error::NoFace { .. } | Error::NoRecord { .. } => Errno::ENOENT,
         Error::Overflow { .. } => Errno::EOVERFLOW,
-        Error::TooLarge { .. } | Error::NoRoom { .. } | Error::Memory { .. } => Errno::ENOMEM,
+        Error::TooLarge { .. }
+        | Error::TooManyIds { .. }
+        | Error::NoRoom { .. }
+        | Error::Memory { .. } => Errno::ENOMEM,
         Error::Store { source: Store::Io { source, .. }, .. } => match source.kind() {
             ErrorKind::TimedOut => Errno::ETIMEDOUT,
             ErrorKind::PermissionDenied => Errno::EACCES,

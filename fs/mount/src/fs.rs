@@ -3,19 +3,21 @@
 use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use batchfs_batch::{Face, Item, Key};
 use fuser::{
     BsdFileFlags, Errno, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request, TimeOrNow,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr,
+    Request, TimeOrNow,
 };
 
-use crate::errno::{errno, kind};
 use crate::files::{Files, Open};
-use crate::node::Node;
+use crate::inode::view_of;
+use crate::node::{Node, Top};
 use crate::session::Delivery;
-use crate::tree::{Missing, Tree};
+use crate::tree::{Missing, Size, Tree};
 
 const GENERATION: Generation = Generation(0);
 
@@ -36,7 +38,26 @@ impl BatchFs {
 
     fn node(&self, ino: INodeNo) -> Result<Node, Errno> {
         // Only a number that the kernel was told to forget, or never told, is unknown.
-        self.tree.inodes.node(ino.0).ok_or(Errno::ESTALE)
+        let node = self.tree.inodes.node(ino.0).ok_or(Errno::ESTALE)?;
+        self.tree.views.get(node.view()).map(|_| node).ok_or(Errno::ESTALE)
+    }
+
+    /// Goes on with the size in bytes: at once, or when the file is made, on another thread. What was
+    /// made is kept for the open that follows.
+    fn with_size(&self, size: Size, then: impl FnOnce(&Tree, Result<u64, Errno>) + Send + 'static) {
+        match size {
+            Size::Known(size) => then(&self.tree, Ok(size)),
+            Size::WhenMade(key) => {
+                let tree = self.tree.clone();
+                let Some(view) = tree.views.get(key.view) else {
+                    return then(&tree, Err(Errno::ESTALE));
+                };
+                self.tree.engine.open(key, &view, move |made| {
+                    let size = made.map(|file| file.region().len() as u64);
+                    then(&tree, size.map_err(|why| tree.failed(&why)));
+                });
+            }
+        }
     }
 }
 
@@ -44,6 +65,9 @@ impl Filesystem for BatchFs {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Without it one slow lookup blocks its whole folder. Kernels that lack it are slower.
         let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
+        // Listings come with attributes where somebody wants those.
+        let plus = InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO;
+        let _ = config.add_capabilities(plus);
         let mut offered = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
         // Both are needed, or every backing file is refused.
         offered = offered && config.set_max_stack_depth(1).is_ok();
@@ -60,30 +84,52 @@ impl Filesystem for BatchFs {
             Some(name) => self.tree.lookup(folder, name),
             None => Err(Missing::Plain),
         };
-        let node = match found {
-            Ok(node) => node,
+        let (node, size) = match found {
+            Ok(found) => found,
             Err(Missing::Plain) => return reply.error(Errno::ENOENT),
-            Err(Missing::Because(why)) => {
-                self.tree.errors.add(kind(&why), &why);
-                return reply.error(errno(&why));
+            Err(Missing::Because(why)) => return reply.error(self.tree.failed(&why)),
+            Err(Missing::NoView(why)) => {
+                self.tree.errors.add(Some("no view"), why);
+                return reply.error(Errno::ENOENT);
+            }
+            Err(Missing::Full(why)) => {
+                self.tree.errors.add(Some("no view"), why);
+                reply.error(Errno::ENFILE);
+                return self.tree.tidy_views();
             }
         };
-        let Some(ino) = self.tree.inodes.number(node, true) else {
-            return reply.error(Errno::EIO);
-        };
-        let attr = self.tree.attr(ino, node);
-        let ttls = Tree::ttls(node);
-        reply.entry_with_ttls(&ttls.attr, &ttls.name, &attr, GENERATION);
+        self.with_size(size, move |tree, size| {
+            let size = match size {
+                Ok(size) => size,
+                Err(e) => return reply.error(e),
+            };
+            let Some(ino) = tree.told(node) else {
+                return reply.error(Errno::EIO);
+            };
+            let ttls = Tree::ttls(node);
+            let attr = tree.attr(ino, node, size);
+            reply.entry_with_ttls(&ttls.attr, &ttls.name, &attr, GENERATION);
+        });
+        if parent.0 == Top::Views as u64 {
+            self.tree.tidy_views();
+        }
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
-        self.tree.inodes.forget(ino.0, nlookup);
+        self.tree.forget(ino.0, nlookup);
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.node(ino) {
-            Ok(node) => reply.attr(&Tree::ttls(node).attr, &self.tree.attr(ino.0, node)),
-            Err(e) => reply.error(e),
+        let node = match self.node(ino) {
+            Ok(node) => node,
+            Err(e) => return reply.error(e),
+        };
+        match self.tree.size(node) {
+            Ok(size) => self.with_size(size, move |tree, size| match size {
+                Ok(size) => reply.attr(&Tree::ttls(node).attr, &tree.attr(ino.0, node, size)),
+                Err(e) => reply.error(e),
+            }),
+            Err(why) => reply.error(self.tree.failed(&why)),
         }
     }
 
@@ -98,7 +144,9 @@ impl Filesystem for BatchFs {
         };
         let key = match node {
             // An empty record of a ragged stream has no region.
-            Node::File(Key { item: Item::Record(_), .. }) if self.tree.size(node) == 0 => {
+            Node::File(Key { item: Item::Record(_), face: Face::Bare, .. })
+                if matches!(self.tree.size(node), Ok(Size::Known(0))) =>
+            {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 return self.files.open(Open::Text("".into()), flags, reply);
             }
@@ -117,12 +165,13 @@ impl Filesystem for BatchFs {
                 };
             }
         };
+        let Some(view) = self.tree.views.get(key.view) else { return reply.error(Errno::ESTALE) };
         let (tree, files) = (self.tree.clone(), self.files.clone());
+        let name = view.name(key);
         let pass = self.tree.delivery.get() == Some(&Delivery::Passthrough);
-        self.tree.engine.open(key, &self.tree.view, move |made| match made {
+        self.tree.engine.open(key, &view, move |made| match made {
             Ok(batch) if pass => {
                 if let Err(e) = files.pass(ino.0, batch, reply) {
-                    let name = tree.view.name(key);
                     tree.errors.add(None, format!("{name}: the kernel refused its region: {e}"));
                 }
             }
@@ -130,10 +179,7 @@ impl Filesystem for BatchFs {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 files.open(Open::Region(Arc::new(batch)), flags, reply);
             }
-            Err(why) => {
-                tree.errors.add(kind(&why), &why);
-                reply.error(errno(&why));
-            }
+            Err(why) => reply.error(tree.failed(&why)),
         });
     }
 
@@ -175,6 +221,23 @@ impl Filesystem for BatchFs {
         reply.ok();
     }
 
+    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.tree.views.folder(view_of(ino.0), true);
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+
+    fn releasedir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.tree.views.folder(view_of(ino.0), false);
+        reply.ok();
+    }
+
     fn readdir(
         &self,
         _req: &Request,
@@ -194,6 +257,49 @@ impl Filesystem for BatchFs {
             reply.add(INodeNo(ino), next, kind, name)
         });
         reply.ok();
+    }
+
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let folder = match self.node(ino) {
+            Ok(folder) => folder,
+            Err(e) => return reply.error(e),
+        };
+        self.tree.list(folder, offset, |name, node, next| {
+            // The kernel takes no inodes from these two.
+            let told = !matches!(name, "." | "..");
+            let ino = match told {
+                true => self.tree.listed(node, name),
+                false => self.tree.inodes.number(node, false),
+            };
+            let Some(ino) = ino else { return false };
+            let (size, ttl) = match self.tree.size(node) {
+                Ok(Size::Known(size)) => (size, Tree::ttls(node).both()),
+                // Whoever wants to know has to ask, and gets an answer or the reason.
+                Ok(Size::WhenMade(_)) | Err(_) => (0, Duration::ZERO),
+            };
+            let attr = self.tree.attr(ino, node, size);
+            let full = reply.add(INodeNo(ino), next, name, &ttl, &attr, GENERATION);
+            if full && told {
+                self.tree.forget(ino, 1);
+            }
+            full
+        });
+        reply.ok();
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.node(ino) {
+            Ok(Node::Link(spec)) => reply.data(spec.to_string().as_bytes()),
+            Ok(_) => reply.error(Errno::EINVAL),
+            Err(e) => reply.error(e),
+        }
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {

@@ -34,10 +34,11 @@ pub(crate) fn readme(view: &View) -> String {
             batchfs_store::Layout::Dense { item_shape } => {
                 let shape = std::iter::once(batch).chain(item_shape.iter().copied());
                 let shape: Vec<String> = shape.map(|d| d.to_string()).collect();
-                format!("({})", shape.join(", "))
+                // As Python says it.
+                format!("({}{})", shape.join(", "), if shape.len() == 1 { "," } else { "" })
             }
             batchfs_store::Layout::Ragged { ndim } => format!(
-                "ragged: values, cu_seqlens int32 ({}), shapes uint64 ({batch}, {ndim})",
+                "ragged: values, cu_seqlens int32 ({},), shapes uint64 ({batch}, {ndim})",
                 batch + 1
             ),
         };
@@ -52,20 +53,22 @@ pub(crate) fn readme(view: &View) -> String {
             "  {name}/batch/17          the batch of step 17: its bytes, C order, little-endian"
         ));
         let npy = |i| Key { view: view.number(), item: Item::Batch(i), face: Face::Npy, number: 0 };
-        if data.number_of(name).is_some_and(|i| view.exists(npy(i)).is_ok()) {
+        if data.number_of(name).is_some_and(|i| view.size(npy(i)).is_ok()) {
             say(&format!(
                 "  {name}/batch/17.npy      the same for numpy.load(..., mmap_mode=\"r\")"
             ));
         }
         say(&format!("  {name}/batch/17.json     its dtype, shape, offsets and record ids"));
+        say(&format!("  {name}/batch/17.txt      a look at its values; .sha256 is their hash"));
         say(&format!("  {name}/record/5          one record, in the order of the source"));
         say(&format!("  {name}/schema.json       what a record is"));
         say("");
     }
     say(
-        "  all/batch/17.safetensors the batches of all streams as named tensors (also <stream>/batch/17.safetensors)",
+        "  all/batch/17.safetensors the batches of all streams as named tensors (also <stream>/batch/17.safetensors; .arrow, too)",
     );
-    say("  index/17[.npy]           the record ids of step 17, uint64, the same for all streams");
+    say("  index/17[.npy|.txt]      the record ids of step 17, uint64, the same for all streams");
+    say("  view/<spec>/             the same under another spec, such as view/batch=64,seed=7");
     say("  .batchfs/config.json     how this was mounted");
     say("  .batchfs/metrics         counters and gauges, Prometheus text");
     say("  .batchfs/errors          why an open or a read failed; the newest is last");
@@ -82,13 +85,13 @@ pub(crate) fn readme(view: &View) -> String {
     say("In a shell:");
     say("");
     say(&format!("  od -A d -t u1 {first}/record/0 | head"));
-    say(&format!("  cat {first}/batch/0.json"));
+    say(&format!("  cat {first}/batch/0.txt"));
     out
 }
 
 /// `.batchfs/config.json`.
 pub(crate) fn config(tree: &Tree) -> String {
-    let view = &tree.view;
+    let view = tree.main();
     let arena = tree.engine.arena();
     let streams: Vec<&str> = view.dataset().streams().iter().map(|s| s.name.as_str()).collect();
     let (delivery, why) = match tree.delivery.get() {

@@ -1,9 +1,10 @@
 //! A dataset as a read-only FUSE filesystem.
 //!
-//! [`mount`] puts it on a folder and returns a [`Mounted`], whose [`serve`](Mounted::serve) runs
-//! until it is unmounted. What is where in the tree is said by `README.txt` in its root, which
+//! [`prepare`] checks that this can be done, [`attach`](Prepared::attach) does it and returns a
+//! [`Mounted`], whose [`serve`](Mounted::serve) runs until it is unmounted. What is where in the tree is said by `README.txt` in its root, which
 //! `guide` generates.
 
+mod attach;
 mod errlog;
 mod errno;
 mod files;
@@ -14,8 +15,9 @@ mod node;
 mod preflight;
 mod session;
 mod tree;
+mod unmount;
+mod views;
 
-pub use preflight::{Refusal, SUBTYPE, clear_dead, find_helper, is_ours};
-pub use session::{
-    Delivery, Ended, MountError, Mounted, Options, Stopper, UnmountError, mount, unmount,
-};
+pub use preflight::{Refusal, SUBTYPE, clear_dead, find_helper, is_ours, resolve};
+pub use session::{Delivery, Ended, MountError, Mounted, Options, Prepared, Stopper, prepare};
+pub use unmount::{UnmountError, unmount};

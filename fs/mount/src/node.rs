@@ -1,4 +1,4 @@
-use batchfs_batch::{Face, Key};
+use batchfs_batch::{Face, Key, Spec};
 
 /// Everything that has a name in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -8,6 +8,8 @@ pub(crate) enum Node {
     Inner(u16, Inner),
     /// A batch, record or index in one of its faces.
     File(Key),
+    /// Another spelling of a view's spec: a link to the folder of that name.
+    Link(Spec),
 }
 
 /// What there is once per mount. The values are inode numbers, and FUSE's root is 1.
@@ -19,6 +21,7 @@ pub(crate) enum Top {
     Config = 4,
     Metrics = 5,
     Errors = 6,
+    Views = 7,
 }
 
 /// What there is in every view; streams go by their numbers.
@@ -31,19 +34,42 @@ pub(crate) enum Inner {
     Batches(u16),
     All,
     AllBatches,
+    /// The folder of a view other than the mount's own, whose folder is the root.
+    View,
 }
 
 impl Top {
     pub(crate) const ALL: &[Top] =
-        &[Top::Root, Top::Readme, Top::Control, Top::Config, Top::Metrics, Top::Errors];
+        &[Top::Root, Top::Readme, Top::Control, Top::Config, Top::Metrics, Top::Errors, Top::Views];
 }
 
 impl Node {
     pub(crate) fn is_dir(self) -> bool {
         match self {
-            Node::Top(top) => matches!(top, Top::Root | Top::Control),
+            Node::Top(top) => matches!(top, Top::Root | Top::Control | Top::Views),
             Node::Inner(_, inner) => !matches!(inner, Inner::Schema(_)),
-            Node::File(_) => false,
+            Node::File(_) | Node::Link(_) => false,
+        }
+    }
+
+    /// The number of the view that it is part of; 0 is the mount's own.
+    pub(crate) fn view(self) -> u16 {
+        match self {
+            Node::Inner(view, _) | Node::File(Key { view, .. }) => view,
+            Node::Top(_) | Node::Link(_) => 0,
+        }
+    }
+
+    /// The folder that it is in, for folders.
+    pub(crate) fn parent(self) -> Node {
+        match self {
+            Node::Inner(view, Inner::Records(s) | Inner::Batches(s)) => {
+                Node::Inner(view, Inner::Stream(s))
+            }
+            Node::Inner(view, Inner::AllBatches) => Node::Inner(view, Inner::All),
+            Node::Inner(_, Inner::View) => Node::Top(Top::Views),
+            Node::Inner(view, _) if view != 0 => Node::Inner(view, Inner::View),
+            _ => Node::Top(Top::Root),
         }
     }
 

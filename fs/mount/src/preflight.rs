@@ -1,9 +1,11 @@
 //! What can be wrong with a mount before it is tried, told in words.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+
+use nix::sys::statfs::{self, FsType};
 
 /// The filesystem type is `fuse.` and this.
 pub const SUBTYPE: &str = "batchfs";
@@ -69,13 +71,28 @@ fn is_dead(dir: &Path) -> bool {
     matches!(fs::metadata(dir), Err(e) if e.raw_os_error() == Some(libc::ENOTCONN))
 }
 
-/// The absolute path of `dir`, found without touching what is mounted there.
-fn absolute(dir: &Path) -> std::io::Result<PathBuf> {
-    let full = std::path::absolute(dir)?;
-    match (full.parent(), full.file_name()) {
-        (Some(parent), Some(name)) => Ok(fs::canonicalize(parent)?.join(name)),
-        _ => fs::canonicalize(&full),
+/// The path of `dir` without symbolic links, found without asking what is mounted there: that may be
+/// dead, or take for ever to answer.
+///
+/// # Errors
+/// If the folder that it is in cannot be found, or there are too many links.
+pub fn resolve(dir: &Path) -> io::Result<PathBuf> {
+    /// As many as the kernel follows.
+    const LINKS: usize = 40;
+    let mut at = std::path::absolute(dir)?;
+    for _ in 0..LINKS {
+        let (Some(parent), Some(name)) = (at.parent(), at.file_name()) else {
+            return fs::canonicalize(&at);
+        };
+        let parent = fs::canonicalize(parent)?;
+        let full = parent.join(name);
+        // Of a folder the kernel says by itself that it is no link.
+        match fs::read_link(&full) {
+            Ok(target) => at = parent.join(target),
+            Err(_) => return Ok(full),
+        }
     }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
 }
 
 /// The commands that take a dead mount away.
@@ -93,7 +110,7 @@ fn by_hand(dir: &Path) -> String {
 /// If a dead mount there is not ours, or may not be taken away, with the command that does it.
 pub fn clear_dead(dir: &Path) -> Result<usize, Refusal> {
     let mut cleared = 0;
-    let Ok(full) = absolute(dir) else { return Ok(0) };
+    let Ok(full) = resolve(dir) else { return Ok(0) };
     while is_dead(&full) {
         let shown = full.display();
         let by_hand = by_hand(&full);
@@ -102,7 +119,7 @@ pub fn clear_dead(dir: &Path) -> Result<usize, Refusal> {
                 "{shown}: a filesystem whose server has died is mounted there, and it is not batchfs; {by_hand}"
             ));
         }
-        if let Err(e) = crate::session::unmount(&full, true) {
+        if let Err(e) = crate::unmount::unmount(&full, true) {
             return refuse(format!(
                 "{shown}: a batchfs mount whose daemon has died is in the way, and this user may not remove it ({e}); {by_hand}"
             ));
@@ -110,6 +127,71 @@ pub fn clear_dead(dir: &Path) -> Result<usize, Refusal> {
         cleared += 1;
     }
     Ok(cleared)
+}
+
+/// Folders that the system cannot do without. What is below them may be mounted on.
+const SYSTEM: &[&str] = &[
+    "/",
+    "/bin",
+    "/boot",
+    "/etc",
+    "/home",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/root",
+    "/run",
+    "/run/user",
+    "/sbin",
+    "/tmp",
+    "/usr",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local",
+    "/usr/sbin",
+    "/usr/share",
+    "/var",
+    "/var/lib",
+    "/var/log",
+    "/var/run",
+    "/var/tmp",
+];
+
+/// Filesystems that the kernel makes up, and their names.
+const MADE_UP: &[(FsType, &str)] = &[
+    (statfs::PROC_SUPER_MAGIC, "proc"),
+    (statfs::SYSFS_MAGIC, "sysfs"),
+    (statfs::CGROUP_SUPER_MAGIC, "cgroup"),
+    (statfs::CGROUP2_SUPER_MAGIC, "cgroup2"),
+    (statfs::DEBUGFS_MAGIC, "debugfs"),
+    (statfs::TRACEFS_MAGIC, "tracefs"),
+    (statfs::SECURITYFS_MAGIC, "securityfs"),
+    (statfs::SELINUX_MAGIC, "selinuxfs"),
+    (statfs::SMACK_MAGIC, "smackfs"),
+    (statfs::BPF_FS_MAGIC, "bpf"),
+    (statfs::DEVPTS_SUPER_MAGIC, "devpts"),
+    (statfs::RDTGROUP_SUPER_MAGIC, "resctrl"),
+    (statfs::XENFS_SUPER_MAGIC, "xenfs"),
+];
+
+/// Why nothing should be mounted on `full`, whatever is said.
+fn unfit(full: &Path) -> Option<String> {
+    if SYSTEM.iter().any(|path| full == Path::new(path)) {
+        return Some("is a folder of the system, which would be hidden".to_owned());
+    }
+    let in_memory = full.parent().is_some_and(|parent| parent.starts_with("/dev/shm"));
+    if full.starts_with("/dev") && !in_memory {
+        return Some("is where the system's devices are".to_owned());
+    }
+    let kind = statfs::statfs(full).ok().map(|stat| stat.filesystem_type());
+    if let Some((_, name)) = MADE_UP.iter().find(|(one, _)| Some(*one) == kind) {
+        return Some(format!("lies in {name}, a filesystem that the kernel makes up"));
+    }
+    let program = std::env::current_exe().ok()?;
+    program
+        .starts_with(full)
+        .then(|| format!("has this program in it ({}), which would be hidden", program.display()))
 }
 
 /// Checks that `dir` can be mounted on, and returns its canonical path.
@@ -122,8 +204,14 @@ pub(crate) fn target(dir: &Path, source: &Path, nonempty: bool) -> Result<PathBu
                 "{shown}: there is no such folder to mount on; make it with `mkdir -p {shown}`"
             ));
         }
+        Err(_) if resolve(dir).is_ok_and(|full| is_dead(&full)) => {
+            return refuse(format!(
+                "{shown}: a filesystem whose server has died is mounted there; {}",
+                by_hand(dir)
+            ));
+        }
         // The mount of another user shows nothing to others, not even that its daemon is dead.
-        Err(e) if absolute(dir).is_ok_and(|full| is_ours(&full)) => {
+        Err(e) if resolve(dir).is_ok_and(|full| is_ours(&full)) => {
             return refuse(format!(
                 "{shown}: another user's batchfs mount is there ({e}); if its daemon is dead, {}",
                 by_hand(dir)
@@ -138,6 +226,11 @@ pub(crate) fn target(dir: &Path, source: &Path, nonempty: bool) -> Result<PathBu
     if is_ours(&full) {
         return refuse(format!(
             "{shown}: a batchfs mount is there already; unmount it with `batchfs umount {shown}`, or choose another folder"
+        ));
+    }
+    if let Some(why) = unfit(&full) {
+        return refuse(format!(
+            "{shown}: {why}; choose a folder of your own, such as /mnt/ds or one in your home"
         ));
     }
     if let Ok(source) = fs::canonicalize(source)
@@ -196,6 +289,44 @@ pub fn find_helper() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_are_followed_to_the_last_name_and_no_further() {
+        let dir = std::env::temp_dir().join(format!("batchfs-resolve-{}", std::process::id()));
+        fs::create_dir_all(dir.join("a/b")).unwrap();
+        let dir = fs::canonicalize(dir).unwrap();
+        let link = |from: &str, to: &str| std::os::unix::fs::symlink(to, dir.join(from)).unwrap();
+        link("one", "a/b");
+        link("two", "one");
+        link("a/up", "../two");
+        link("loop", "loop");
+        link("nowhere", "a/none");
+        for name in ["a/b", "one", "two", "a/up", "a/../one", "two/", "./two/."] {
+            assert_eq!(resolve(&dir.join(name)).unwrap(), dir.join("a/b"), "{name}");
+        }
+        assert_eq!(resolve(&dir.join("nowhere")).unwrap(), dir.join("a/none"));
+        assert_eq!(resolve(&dir.join("a/b/..")).unwrap(), dir.join("a"));
+        assert_eq!(resolve(Path::new("/")).unwrap(), Path::new("/"));
+        let e = resolve(&dir.join("loop")).unwrap_err();
+        assert_eq!(e.raw_os_error(), Some(libc::ELOOP));
+        assert!(resolve(&dir.join("none/x")).is_err());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn folders_that_the_system_needs_are_no_targets() {
+        for path in ["/", "/proc", "/proc/self", "/sys/kernel", "/dev", "/dev/shm", "/etc", "/usr"]
+        {
+            let full = fs::canonicalize(path).unwrap();
+            assert!(unfit(&full).is_some(), "{path}");
+        }
+        let program = std::env::current_exe().unwrap();
+        let why = unfit(program.parent().unwrap()).unwrap();
+        assert!(why.contains("this program"), "{why}");
+        for path in ["/mnt", "/mnt/ds", "/opt/ds", "/tmp/ds", "/dev/shm/ds", "/home/me/ds"] {
+            assert_eq!(unfit(Path::new(path)), None, "{path}");
+        }
+    }
 
     #[test]
     fn the_mount_tables_escapes_are_undone() {

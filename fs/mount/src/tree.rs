@@ -1,30 +1,33 @@
 //! Names, attributes and small contents of everything in the mount.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use batchfs_batch::{Dataset, Engine, Face, Item, Key, View};
-use fuser::{FileAttr, FileType, INodeNo};
+use batchfs_batch::{Dataset, Engine, Face, Item, Key, Spec, SpecError, View};
+use fuser::{Errno, FileAttr, FileType, INodeNo, Notifier};
 
 use crate::errlog::ErrorLog;
+use crate::errno::{errno, kind};
 use crate::guide;
-use crate::inode::{Inodes, is_kept};
+use crate::inode::{Inodes, is_kept, view_of};
 use crate::node::{Inner, Node, Top, parse_numbered};
 use crate::session::Delivery;
+use crate::views::{NoView, Views};
 
 /// Nothing ever changes, so the kernel may remember for good; but for what does.
 const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The view of the root folder.
-const MAIN: u16 = 0;
-
 pub(crate) struct Tree {
-    pub(crate) view: Arc<View>,
+    pub(crate) views: Views,
     pub(crate) engine: Engine,
     pub(crate) errors: ErrorLog,
     pub(crate) inodes: Inodes,
     /// How regions reach readers; known once the kernel was asked.
     pub(crate) delivery: std::sync::OnceLock<Delivery>,
+    /// To make the kernel forget what is idle.
+    pub(crate) notifier: std::sync::OnceLock<Notifier>,
+    tidying: Arc<AtomicBool>,
     modified: SystemTime,
     uid: u32,
     gid: u32,
@@ -38,52 +41,137 @@ pub(crate) struct Ttls {
     pub(crate) name: Duration,
 }
 
+impl Ttls {
+    /// What holds for both.
+    pub(crate) fn both(&self) -> Duration {
+        self.attr.min(self.name)
+    }
+}
+
+/// What is known of a size without making the file.
+pub(crate) enum Size {
+    Known(u64),
+    /// The file has to be made to know it.
+    WhenMade(Key),
+}
+
 /// Why a name stands for nothing.
 pub(crate) enum Missing {
     /// There is no more to say.
     Plain,
     /// It could be meant to be there.
     Because(batchfs_batch::Error),
+    /// It is no spec, or no view of this data.
+    NoView(String),
+    /// There are too many views.
+    Full(String),
 }
 
 impl Tree {
     pub(crate) fn new(view: Arc<View>, engine: Engine) -> Tree {
         Tree {
             modified: view.dataset().modified(),
-            view,
+            views: Views::new(view),
             engine,
             errors: ErrorLog::default(),
             inodes: Inodes::default(),
             delivery: std::sync::OnceLock::new(),
+            notifier: std::sync::OnceLock::new(),
+            tidying: Arc::default(),
             uid: nix::unistd::geteuid().as_raw(),
             gid: nix::unistd::getegid().as_raw(),
         }
     }
 
-    fn dataset(&self) -> &Dataset {
-        self.view.dataset()
+    /// The view of the root folder.
+    pub(crate) fn main(&self) -> &Arc<View> {
+        self.views.main()
     }
 
-    /// What `name` in the folder `parent` stands for.
-    pub(crate) fn lookup(&self, parent: Node, name: &str) -> Result<Node, Missing> {
-        let numbered = |item: Item| {
-            let (number, face) = parse_numbered(name).ok_or(Missing::Plain)?;
-            let key = Key { view: MAIN, item, face, number };
-            self.view.exists(key).map_err(Missing::Because)?;
-            Ok(Node::File(key))
+    fn dataset(&self) -> &Dataset {
+        self.main().dataset()
+    }
+
+    /// What `name` in the folder `parent` stands for, and its size.
+    ///
+    /// The folder of a view is counted as looked up; everything else is when the kernel is told of
+    /// it, see [`told`](Self::told).
+    pub(crate) fn lookup(&self, parent: Node, name: &str) -> Result<(Node, Size), Missing> {
+        let node = match parent {
+            Node::Inner(view, Inner::Batches(s)) => numbered(view, Item::Batch(s), name)?,
+            Node::Inner(view, Inner::Records(s)) => numbered(view, Item::Record(s), name)?,
+            Node::Inner(view, Inner::Indices) => numbered(view, Item::Index, name)?,
+            Node::Inner(view, Inner::AllBatches) => numbered(view, Item::All, name)?,
+            Node::Top(Top::Views) => self.view(name)?,
+            folder => {
+                let found = self.named(folder).into_iter().find(|(n, _)| n == name);
+                found.ok_or(Missing::Plain)?.1
+            }
         };
-        match parent {
-            Node::Inner(_, Inner::Batches(s)) => numbered(Item::Batch(s)),
-            Node::Inner(_, Inner::Records(s)) => numbered(Item::Record(s)),
-            Node::Inner(_, Inner::Indices) => numbered(Item::Index),
-            Node::Inner(_, Inner::AllBatches) => numbered(Item::All),
-            folder => self
-                .named(folder)
-                .into_iter()
-                .find(|(n, _)| n == name)
-                .map(|(_, node)| node)
-                .ok_or(Missing::Plain),
+        Ok((node, self.size(node).map_err(Missing::Because)?))
+    }
+
+    /// What a name in `view/` stands for.
+    fn view(&self, name: &str) -> Result<Node, Missing> {
+        // What shells and indexers look for everywhere.
+        if name.starts_with('.') {
+            return Err(Missing::Plain);
         }
+        let no =
+            |why: String| Missing::NoView(format!("view/{name}: there is no such view: {why}"));
+        let spec: Spec = name.parse().map_err(|e: SpecError| no(e.to_string()))?;
+        if spec.to_string() != name {
+            self.views.check(spec).map_err(|e| no(e.to_string()))?;
+            return Ok(Node::Link(spec));
+        }
+        match self.views.look_up(spec, &self.engine) {
+            Ok(number) => Ok(Node::Inner(number, Inner::View)),
+            Err(NoView::Unfit(why)) => Err(no(why.to_string())),
+            Err(NoView::Full) => Err(Missing::Full(format!(
+                "view/{name}: all 127 views that can be in use at a time are; close what is open in others, and try again"
+            ))),
+        }
+    }
+
+    /// Makes the kernel forget views that are idle, when there are many. Not on a thread that
+    /// answers it: the kernel may hold the folder's lock until it is answered.
+    pub(crate) fn tidy_views(&self) {
+        let idle = self.views.idle(&self.engine);
+        let Some(notifier) = self.notifier.get().cloned() else { return };
+        if idle.is_empty() || self.tidying.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let tidying = self.tidying.clone();
+        let tidy = move || {
+            for name in idle {
+                // It may have gone by itself.
+                let _ = notifier.inval_entry(INodeNo(Top::Views as u64), name.as_ref());
+            }
+            tidying.store(false, Ordering::Relaxed);
+        };
+        if let Err(e) = std::thread::Builder::new().name("tidy".to_owned()).spawn(tidy) {
+            tracing::warn!("cannot start a thread: {e}");
+            self.tidying.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The inode number of a node that a lookup found, which the kernel is told of and will forget
+    /// some day. `None` if its view is gone.
+    pub(crate) fn told(&self, node: Node) -> Option<u64> {
+        let counted = matches!(node, Node::Inner(_, Inner::View));
+        (counted || self.views.told(node.view(), None)).then(|| self.inodes.number(node, true))?
+    }
+
+    /// The same for a node that is listed under `name`.
+    pub(crate) fn listed(&self, node: Node, name: &str) -> Option<u64> {
+        let name = matches!(node, Node::Inner(_, Inner::View)).then_some(name);
+        self.views.told(node.view(), name).then(|| self.inodes.number(node, true))?
+    }
+
+    /// The kernel forgot `ino`, which it had been told of `lookups` times.
+    pub(crate) fn forget(&self, ino: u64, lookups: u64) {
+        self.inodes.forget(ino, lookups);
+        self.views.forget(view_of(ino), lookups, &self.engine);
     }
 
     /// The entries of a folder that have names rather than numbers.
@@ -94,13 +182,9 @@ impl Tree {
                 let mut all = vec![
                     own("README.txt", Node::Top(Top::Readme)),
                     own(".batchfs", Node::Top(Top::Control)),
-                    own("index", Node::Inner(MAIN, Inner::Indices)),
-                    own("all", Node::Inner(MAIN, Inner::All)),
+                    own("view", Node::Top(Top::Views)),
                 ];
-                let streams = self.dataset().streams().iter().enumerate();
-                all.extend(
-                    streams.map(|(i, s)| own(&s.name, Node::Inner(MAIN, Inner::Stream(i as u16)))),
-                );
+                all.extend(self.inner(0));
                 all
             }
             Node::Top(Top::Control) => vec![
@@ -108,6 +192,7 @@ impl Tree {
                 own("metrics", Node::Top(Top::Metrics)),
                 own("errors", Node::Top(Top::Errors)),
             ],
+            Node::Inner(view, Inner::View) => self.inner(view),
             Node::Inner(view, Inner::Stream(s)) => vec![
                 own("schema.json", Node::Inner(view, Inner::Schema(s))),
                 own("record", Node::Inner(view, Inner::Records(s))),
@@ -120,10 +205,24 @@ impl Tree {
         }
     }
 
+    /// What every view has.
+    fn inner(&self, view: u16) -> Vec<(String, Node)> {
+        let mut all = vec![
+            ("index".to_owned(), Node::Inner(view, Inner::Indices)),
+            ("all".to_owned(), Node::Inner(view, Inner::All)),
+        ];
+        let streams = self.dataset().streams().iter().enumerate();
+        all.extend(
+            streams.map(|(i, s)| (s.name.clone(), Node::Inner(view, Inner::Stream(i as u16)))),
+        );
+        all
+    }
+
     /// How many numbered entries a listing of `folder` shows, and what they are: one cycle's
     /// steps, or all records. Any other step may be opened all the same.
     fn numbered(&self, folder: Node) -> Option<(u64, Item, Face)> {
-        let steps = self.view.sampler().steps_per_cycle();
+        let view = self.views.get(folder.view())?;
+        let steps = view.sampler().steps_per_cycle();
         match folder {
             Node::Inner(_, Inner::Batches(s)) => Some((steps, Item::Batch(s), Face::Bare)),
             Node::Inner(_, Inner::Indices) => Some((steps, Item::Index, Face::Bare)),
@@ -145,7 +244,7 @@ impl Tree {
     ) {
         let dots = [".", ".."];
         for (i, name) in (0u64..).zip(dots).skip(offset as usize) {
-            let node = if i == 1 { parent(folder) } else { folder };
+            let node = if i == 1 { folder.parent() } else { folder };
             if entry(name, node, i + 1) {
                 return;
             }
@@ -158,8 +257,18 @@ impl Tree {
                 name.clear();
                 // Writing to a String cannot fail.
                 let _ = write!(name, "{number}{}", face.suffix());
-                let node = Node::File(Key { view: MAIN, item, face, number });
+                let node = Node::File(Key { view: folder.view(), item, face, number });
                 if entry(&name, node, number + 3) {
+                    return;
+                }
+            }
+            return;
+        }
+        if folder == Node::Top(Top::Views) {
+            // They come and go, so that their numbers are the offsets.
+            for (number, name) in self.views.list().into_iter().filter(|(n, _)| u64::from(*n) > at)
+            {
+                if entry(&name, Node::Inner(number, Inner::View), u64::from(number) + 2) {
                     return;
                 }
             }
@@ -175,26 +284,37 @@ impl Tree {
     /// The contents of a node that is made as a whole, not gathered.
     pub(crate) fn text(&self, node: Node) -> Option<String> {
         match node {
-            Node::Top(Top::Readme) => Some(guide::readme(&self.view)),
+            Node::Top(Top::Readme) => Some(guide::readme(self.main())),
             Node::Top(Top::Config) => Some(guide::config(self)),
             Node::Top(Top::Metrics) => Some(guide::metrics(&self.engine)),
             Node::Top(Top::Errors) => Some(self.errors.text()),
             Node::Inner(_, Inner::Schema(s)) => {
                 self.dataset().stream(s).map(|s| format!("{:#}\n", s.describe()))
             }
-            Node::File(key) if key.face == Face::Json => self.view.describe(key).ok(),
+            Node::File(key) if key.face == Face::Json => {
+                self.views.get(key.view)?.describe(key).ok()
+            }
+            Node::Link(spec) => Some(spec.to_string()),
             _ => None,
         }
     }
 
-    /// Size of a file in bytes. Reads no payload.
-    pub(crate) fn size(&self, node: Node) -> u64 {
+    /// Size of a node in bytes, 0 for a folder. Reads no payload.
+    pub(crate) fn size(&self, node: Node) -> Result<Size, batchfs_batch::Error> {
         match node {
-            Node::File(key) if key.face != Face::Json => {
-                self.view.layout(key).map_or(0, |l| l.size)
-            }
-            _ => self.text(node).map_or(0, |t| t.len() as u64),
+            Node::File(key) => match self.views.get(key.view) {
+                Some(view) => Ok(view.size(key)?.map_or(Size::WhenMade(key), Size::Known)),
+                None => Ok(Size::Known(0)),
+            },
+            node if node.is_dir() => Ok(Size::Known(0)),
+            node => Ok(Size::Known(self.text(node).map_or(0, |t| t.len() as u64))),
         }
+    }
+
+    /// Writes down why something failed, and gives the errno for it.
+    pub(crate) fn failed(&self, why: &batchfs_batch::Error) -> Errno {
+        self.errors.add(kind(why), why);
+        errno(why)
     }
 
     /// How long the kernel may remember what it is told of a node.
@@ -205,11 +325,17 @@ impl Tree {
         }
     }
 
-    pub(crate) fn attr(&self, ino: u64, node: Node) -> FileAttr {
+    pub(crate) fn attr(&self, ino: u64, node: Node, size: u64) -> FileAttr {
         let dir = node.is_dir();
-        let size = if dir { 0 } else { self.size(node) };
-        let folders =
-            self.named(node).iter().filter(|(_, child)| dir && child.is_dir()).count() as u32;
+        let folders = match dir {
+            true => self.named(node).iter().filter(|(_, child)| child.is_dir()).count() as u32,
+            false => 0,
+        };
+        let (kind, perm) = match node {
+            Node::Link(_) => (FileType::Symlink, 0o777),
+            _ if dir => (FileType::Directory, 0o555),
+            _ => (FileType::RegularFile, 0o444),
+        };
         let time = if node.changes() { SystemTime::now() } else { self.modified };
         FileAttr {
             ino: INodeNo(ino),
@@ -219,8 +345,8 @@ impl Tree {
             mtime: time,
             ctime: time,
             crtime: time,
-            kind: if dir { FileType::Directory } else { FileType::RegularFile },
-            perm: if dir { 0o555 } else { 0o444 },
+            kind,
+            perm,
             nlink: if dir { 2 + folders } else { 1 },
             uid: self.uid,
             gid: self.gid,
@@ -236,19 +362,15 @@ impl Tree {
     pub(crate) fn totals(&self) -> (u64, u64) {
         let streams = self.dataset().streams();
         let bytes = streams.iter().map(|s| s.stream.payload_bytes()).fold(0, u64::saturating_add);
-        let steps = self.view.sampler().steps_per_cycle();
+        let steps = self.main().sampler().steps_per_cycle();
         let each = steps.saturating_add(self.dataset().len()).saturating_add(4);
         let files = each.saturating_mul(streams.len() as u64).saturating_add(2 * steps + 8);
         (bytes, files)
     }
 }
 
-fn parent(node: Node) -> Node {
-    match node {
-        Node::Inner(view, Inner::Records(s) | Inner::Batches(s)) => {
-            Node::Inner(view, Inner::Stream(s))
-        }
-        Node::Inner(view, Inner::AllBatches) => Node::Inner(view, Inner::All),
-        _ => Node::Top(Top::Root),
-    }
+/// A name that is a number and a face.
+fn numbered(view: u16, item: Item, name: &str) -> Result<Node, Missing> {
+    let (number, face) = parse_numbered(name).ok_or(Missing::Plain)?;
+    Ok(Node::File(Key { view, item, face, number }))
 }

@@ -107,7 +107,7 @@ fn opaque(descr: &str, kind: &str, given: Option<DType>) -> Result<DType, String
             given.size()
         )),
         (Some(_), None) if !candidates.is_empty() => Err(format!(
-            "has elements of type {descr:?}, which does not say what they are; say it with an explicit dtype, one of {}",
+            "has elements of type {descr:?}, which does not say what they are; say it with --dtype, one of {}",
             candidates.join(", ")
         )),
         _ if kind.starts_with('O') => Err(
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(dtype("float8_e4m3fn", None), Ok(DType::Float8E4M3FN));
         for (descr, says) in [
             ("<V2", "bfloat16"),
-            ("|V2", "explicit dtype"),
+            ("|V2", "--dtype"),
             ("|V1", "float8_e5m2"),
             ("<f1", "float8_e4m3fn"),
             ("int2", "int2"),

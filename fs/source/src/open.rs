@@ -3,10 +3,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use batchfs_store::{
-    Error, OpenOptions, Result, Store, Stream, check_lengths, check_stream_name, is_unfinished,
+    DType, Error, OpenOptions, Result, Store, Stream, check_lengths, check_stream_name,
+    is_unfinished,
 };
 
-use crate::NpyFile;
+use crate::{DTypes, NpyFile};
 
 /// Opens what is at `path`, a store's folder or a `.npy` file, as a stream. `options` are for
 /// stores.
@@ -14,12 +15,27 @@ use crate::NpyFile;
 /// # Errors
 /// Those of [`Store::open`] and [`NpyFile::open`].
 pub fn open_path(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Box<dyn Stream>> {
+    open_path_as(path, options, None)
+}
+
+/// As [`open_path`]; `dtype` is what a file's elements are known to be.
+///
+/// # Errors
+/// Those of [`open_path`], and if the file says that it holds something else.
+pub fn open_path_as(
+    path: impl AsRef<Path>,
+    options: &OpenOptions,
+    dtype: Option<DType>,
+) -> Result<Box<dyn Stream>> {
     let path = path.as_ref();
     let meta = path.metadata().map_err(Error::io(path, "cannot open"))?;
     if meta.is_dir() {
         Ok(Box::new(Store::open(path, options.clone())?))
     } else if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("npy")) {
-        Ok(Box::new(NpyFile::open(path)?))
+        Ok(Box::new(match dtype {
+            Some(dtype) => NpyFile::open_as(path, dtype)?,
+            None => NpyFile::open(path)?,
+        }))
     } else {
         Err(bad(path, "is neither a store's folder nor a .npy file".into()))
     }
@@ -36,6 +52,20 @@ pub fn open_path(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Box<dy
 pub fn open_dataset(
     path: impl AsRef<Path>,
     options: &OpenOptions,
+) -> Result<Vec<(String, Arc<dyn Stream>)>> {
+    open_dataset_as(path, options, &DTypes::default())
+}
+
+/// As [`open_dataset`]; `dtypes` are what the elements of files are that do not say so. Stores say
+/// it themselves.
+///
+/// # Errors
+/// Those of [`open_dataset`], and if a file or store that is named holds something else, or there is
+/// no such stream.
+pub fn open_dataset_as(
+    path: impl AsRef<Path>,
+    options: &OpenOptions,
+    dtypes: &DTypes,
 ) -> Result<Vec<(String, Arc<dyn Stream>)>> {
     let path = path.as_ref();
     let meta = path.metadata().map_err(Error::io(path, "cannot open"))?;
@@ -54,7 +84,17 @@ pub fn open_dataset(
         if streams.iter().any(|(n, _)| *n == name) {
             return Err(bad(path, format!("has two streams named {name:?}; rename one")));
         }
-        streams.push((name, open_path(&place, options)?.into()));
+        let stream = open_path_as(&place, options, dtypes.of(&name))?;
+        streams.push((name, stream.into()));
+    }
+    for name in dtypes.names() {
+        let Some((_, stream)) = streams.iter().find(|(n, _)| n == name) else {
+            return Err(bad(path, format!("has no stream named {name:?} to have a dtype")));
+        };
+        let (found, said) = (stream.schema().dtype, dtypes.of(name));
+        if said != Some(found) {
+            return Err(bad(stream.origin(), format!("holds {found}, not what was said")));
+        }
     }
     streams.sort_by(|(a, _), (b, _)| a.cmp(b));
     let lengths: Vec<_> = streams.iter().map(|(name, s)| (name.as_str(), s.len())).collect();

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use batchfs_source::{open_dataset, open_path};
+use batchfs_source::{DTypes, open_dataset, open_dataset_as, open_path};
 use batchfs_store::{DType, OpenOptions, Schema, StoreWriter, WriteOptions, npy};
 
 fn store(dest: PathBuf, records: usize) {
@@ -89,4 +89,42 @@ fn what_is_no_dataset_is_said_so() {
 
     fs::create_dir(dir.path().join("not-a-store")).unwrap();
     assert!(refused(dir.path()).contains("not-a-store"));
+}
+
+/// What NumPy has no name for is saved as bytes.
+#[test]
+fn what_files_do_not_say_is_said_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let d = dir.path().join("d");
+    fs::create_dir(&d).unwrap();
+    for (name, descr, bytes) in [("half.npy", "<V2", 6), ("quarter.npy", "|V1", 3)] {
+        let mut file = npy::header(DType::UInt8, &[3], 64).unwrap();
+        let at = file.windows(3).position(|w| w == b"|u1").unwrap();
+        file[at..at + 3].copy_from_slice(descr.as_bytes());
+        file.resize(file.len() + bytes, 0);
+        fs::write(d.join(name), file).unwrap();
+    }
+    npy_file(d.join("labels.npy"), 3);
+    store(d.join("tokens"), 3);
+    let open = |said: &[&str]| {
+        let said = said.iter().map(|s| s.parse().unwrap()).collect::<Vec<_>>();
+        open_dataset_as(&d, &OpenOptions::default(), &DTypes::from(said))
+    };
+    let dtypes: Vec<DType> = open(&["half=bfloat16", "quarter=float8_e5m2"])
+        .unwrap()
+        .iter()
+        .map(|(_, stream)| stream.schema().dtype)
+        .collect();
+    assert_eq!(dtypes, [DType::BFloat16, DType::UInt8, DType::Float8E5M2, DType::UInt8]);
+    for (said, names) in [
+        (&[][..], &["half.npy", "--dtype", "bfloat16"][..]),
+        (&["half=bfloat16"], &["quarter.npy", "--dtype", "float8_e4m3fn"]),
+        (&["half=float8_e5m2"], &["half.npy", "float8_e5m2"]),
+        (&["half=bfloat16", "float8_e5m2"], &["labels.npy", "uint8", "float8_e5m2"]),
+        (&["half=bfloat16", "quarter=float8_e5m2", "tokens=int8"], &["tokens", "uint8"]),
+        (&["half=bfloat16", "quarter=float8_e5m2", "halv=int8"], &["\"halv\""]),
+    ] {
+        let why = open(said).err().unwrap().to_string();
+        assert!(names.iter().all(|n| why.contains(n)), "{said:?}: {why}");
+    }
 }

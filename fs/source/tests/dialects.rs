@@ -173,8 +173,10 @@ fn a_file_cut_short_while_it_is_mapped_is_an_error() {
     let mut out = [0; 40];
     for record in [2999, 1000, 100] {
         let e = file.gather(&[record], &mut out).unwrap_err();
-        assert!(matches!(e, Error::Damaged { record: r, .. } if r == record), "{e}");
-        assert!(e.to_string().contains("cut short"), "{e}");
+        assert!(matches!(e, Error::DamagedFile { record: r, .. } if r == record), "{e}");
+        let told = e.to_string();
+        assert!(told.contains("cut short") && told.contains("it ends at 4136"), "{told}");
+        assert!(told.contains("a.npy") && !told.contains("shard"), "{told}");
     }
     file.gather(&[99], &mut out).unwrap();
     assert_eq!(out, data[99 * 40..100 * 40]);

@@ -39,6 +39,16 @@ pub enum Error {
         /// What is wrong and, where there is one, the way out.
         why: String,
     },
+    /// A record of a single file cannot be had any more.
+    #[error("{path}: record {record}: {why}", path = path.display())]
+    DamagedFile {
+        /// The file.
+        path: PathBuf,
+        /// Record id.
+        record: u64,
+        /// What is wrong.
+        why: String,
+    },
     /// A file of the store as a whole cannot be trusted or understood.
     #[error("{path}: {why}", path = path.display())]
     BadStore {

@@ -1,7 +1,9 @@
-use std::fs::File;
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
 
 use crate::sys::Mapping;
 use crate::{Error, Result};
@@ -29,11 +31,7 @@ impl GuardedFile {
         let path = path.into();
         // It may be opened again after the process has changed its folder.
         let path = std::path::absolute(&path).map_err(Error::io(&path, "cannot find"))?;
-        let file = File::open(&path).map_err(Error::io(&path, "cannot open"))?;
-        let meta = file.metadata().map_err(Error::io(&path, "cannot stat"))?;
-        if !meta.is_file() {
-            return Err(Error::BadStore { path, why: "is not a regular file".into() });
-        }
+        let (file, meta) = open_regular(&path, "cannot open")?;
         let map = match usize::try_from(meta.len()) {
             Ok(len) => Mapping::new(&file, len).map_err(Error::io(&path, "cannot map"))?,
             Err(_) => None,
@@ -126,9 +124,11 @@ impl GuardedFile {
         while !out.is_empty() {
             match file.read_at(out, at) {
                 Ok(0) => {
-                    let end = at + out.len() as u64;
-                    let why =
-                        format!("is cut short: bytes {offset}..{end} are wanted, it ends at {at}");
+                    let wanted = at + out.len() as u64;
+                    let ends = file.metadata().map_or(at, |m| m.len().min(at));
+                    let why = format!(
+                        "is cut short: bytes {offset}..{wanted} are wanted, it ends at {ends}"
+                    );
                     return Err(Error::BadStore { path: self.path.clone(), why });
                 }
                 Ok(n) => {
@@ -144,12 +144,32 @@ impl GuardedFile {
 
     /// The file itself, if its name still leads to it.
     pub(crate) fn reopen(&self) -> Result<File> {
-        let file = File::open(&self.path).map_err(Error::io(&self.path, "cannot open again"))?;
-        let meta = file.metadata().map_err(Error::io(&self.path, "cannot stat"))?;
+        let (file, meta) = open_regular(&self.path, "cannot open again")?;
         if (meta.dev(), meta.ino()) != self.id {
             let why = "was replaced by another file while it was open; open it anew".into();
             return Err(Error::BadStore { path: self.path.clone(), why });
         }
         Ok(file)
     }
+}
+
+/// Opens a regular file for reading. What is none is refused at once: it is looked at before it is
+/// opened, for opening a device may do something, and again afterwards, and no pipe that takes its
+/// place in between is waited for.
+pub(crate) fn open_regular(path: &Path, action: &'static str) -> Result<(File, Metadata)> {
+    let regular = |meta: Metadata| {
+        if meta.is_file() {
+            return Ok(meta);
+        }
+        let why = "is a pipe, socket, device or folder, not a regular file".into();
+        Err(Error::BadStore { path: path.into(), why })
+    };
+    regular(path.metadata().map_err(Error::io(path, action))?)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)
+        .map_err(Error::io(path, action))?;
+    let meta = regular(file.metadata().map_err(Error::io(path, "cannot stat"))?)?;
+    Ok((file, meta))
 }

@@ -1,11 +1,13 @@
 //! `batchfs.json`, `seal` and the names of a store's files. The format is told in docs/format.md.
 
+use std::io::Read as _;
 use std::path::Path;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
 use crate::geometry::Geometry;
+use crate::guarded::open_regular;
 use crate::index::Form;
 use crate::{Codec, DType, Error, Layout, Result, Schema, compress, hash};
 
@@ -360,7 +362,10 @@ pub(crate) fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
     if !meta.is_file() || meta.len() > most {
         return Err(bad(path, "is not what a store has under this name".into()));
     }
-    std::fs::read(path).map_err(Error::io(path, "cannot read"))
+    let (file, _) = open_regular(path, "cannot open")?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes).map_err(Error::io(path, "cannot read"))?;
+    Ok(bytes)
 }
 
 pub(crate) fn bad(path: &Path, why: String) -> Error {

@@ -60,7 +60,7 @@ pub use dictionary::{Trained, train_dict};
 pub use dtype::{DType, UnknownDType};
 pub use error::{Error, Result};
 pub use guarded::GuardedFile;
-pub use publish::{is_unfinished, leftovers};
+pub use publish::{is_unfinished, leftovers, remove_leftovers};
 pub use rows::{Rows, Verify};
 pub use schema::{Layout, Schema};
 pub use store::{OpenOptions, Store};

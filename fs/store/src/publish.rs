@@ -41,12 +41,7 @@ impl TempFolder {
             let why = "is a name of the kind that unfinished writers have; choose another".into();
             return Err(Error::Invalid { path: dest.into(), why });
         }
-        for left in leftovers(dest)? {
-            // Not being able to clean up is no reason not to write.
-            if let Ok(_lock) = try_lock(&left) {
-                let _ = fs::remove_dir_all(&left);
-            }
-        }
+        remove_leftovers(dest)?;
         let io = |e| Error::io(dest, "cannot create a folder beside it to write to")(e);
         loop {
             let random = RandomState::new().build_hasher().finish() as u32;
@@ -126,6 +121,17 @@ pub fn leftovers(dest: &Path) -> Result<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
+}
+
+/// Removes what killed writers of `dest` left beside it, as every writer of `dest` does at its start.
+/// Returns what it removed. What cannot be removed stays: that is no reason not to write.
+///
+/// # Errors
+/// As [`leftovers`].
+pub fn remove_leftovers(dest: &Path) -> Result<Vec<PathBuf>> {
+    let mut all = leftovers(dest)?;
+    all.retain(|left| try_lock(left).is_ok_and(|_lock| fs::remove_dir_all(left).is_ok()));
+    Ok(all)
 }
 
 /// Whether a path is, by its name, the folder of a writer that has not finished.

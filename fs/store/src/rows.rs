@@ -23,6 +23,8 @@ pub enum Verify {
 pub struct Rows {
     origin: PathBuf,
     files: Vec<GuardedFile>,
+    /// They are shards of a store, not one file by itself.
+    sharded: bool,
     geometry: Geometry,
     item: usize,
     /// Where row 0 starts, in every file.
@@ -47,7 +49,8 @@ impl Rows {
     /// [`Error::Invalid`] if they do not lie within the file, or `item` is 0.
     pub fn single(file: GuardedFile, start: u64, records: u64, item: usize) -> Result<Self> {
         let geometry = Geometry { records, shards: 1, stripe_log2: 0 };
-        Self::new(file.path().to_owned(), vec![file], geometry, start, item)
+        let rows = Self::new(file.path().to_owned(), vec![file], geometry, start, item)?;
+        Ok(Self { sharded: false, ..rows })
     }
 
     pub(crate) fn new(
@@ -71,7 +74,7 @@ impl Rows {
             files.iter().for_each(GuardedFile::random);
         }
         let seen = AtomicBits::new(geometry.records);
-        Ok(Self { origin, files, geometry, item, start, seen, announce })
+        Ok(Self { origin, files, sharded: true, geometry, item, start, seen, announce })
     }
 
     /// Number of records.
@@ -209,16 +212,17 @@ impl Rows {
         check: &impl Fn(u64, &[u8]) -> Result<Option<String>>,
     ) -> Result<()> {
         let (file, offset) = self.place(id);
-        let damaged = |why| {
-            let (shard, _) = self.geometry.locate(id);
-            Error::Damaged { path: self.origin.clone(), shard, record: id, why }
-        };
+        let path = self.origin.clone();
+        let (shard, _) = self.geometry.locate(id);
         match file.read_at(offset, out) {
             Ok(()) => match check(id, out)? {
                 None => Ok(()),
-                Some(why) => Err(damaged(why)),
+                Some(why) => Err(Error::Damaged { path, shard, record: id, why }),
             },
-            Err(e) => Err(damage_of(e, damaged)),
+            Err(Error::BadStore { why, .. }) if !self.sharded => {
+                Err(Error::DamagedFile { path, record: id, why })
+            }
+            Err(e) => Err(damage_of(e, |why| Error::Damaged { path, shard, record: id, why })),
         }
     }
 

@@ -471,7 +471,7 @@ impl Plan {
         let codec = options.codec;
         let dictionary = match (codec, options.dictionary) {
             (Codec::ZstdDict, None) => {
-                let why = "codec zstd_dict needs a dictionary, which train_dict makes";
+                let why = "codec zstd_dict needs a dictionary, which `batchfs train-dict` makes";
                 return Err(invalid(why.into()));
             }
             (Codec::Raw | Codec::Zstd, Some(_)) => {

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use batchfs_store::{Codec, DType, Error, OpenOptions, Schema, Store, Stream, Verify};
+use batchfs_store::{Codec, DType, Error, GuardedFile, OpenOptions, Schema, Store, Stream, Verify};
 use common::{dictionary, gather, gather_any, noise, options, ragged, with_codec, write};
 
 const RECORDS: u64 = 4000;
@@ -29,6 +29,7 @@ fn a_shard_cut_short_is_an_error_for_its_records_alone() {
             let e = gather(&store, &all).unwrap_err();
             assert!(matches!(e, Error::Damaged { shard: 1, record: 2001, .. }), "{e}");
             assert!(e.to_string().contains("data-001.npy is cut short"), "{e}");
+            assert!(e.to_string().contains("it ends at 68096"), "{e}");
         }
         let even: Vec<u64> = (0..RECORDS).step_by(2).collect();
         assert!(gather(&store, &even).is_ok());
@@ -248,4 +249,44 @@ fn a_sigbus_that_is_not_ours_still_ends_the_process() {
         .unwrap()
         .status;
     assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+}
+
+/// Opened for reading, a pipe that nobody writes to would wait for ever.
+#[test]
+fn pipes_sockets_and_devices_are_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pipe, socket) = (dir.path().join("pipe"), dir.path().join("socket"));
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let _listens = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&pipe, &link).unwrap();
+    for path in [&*pipe, &*socket, &*link, Path::new("/dev/zero"), dir.path()] {
+        let e = GuardedFile::open(path).err().unwrap().to_string();
+        assert!(e.contains("not a regular file") && e.contains(path.to_str().unwrap()), "{e}");
+    }
+
+    let dest = dir.path().join("s");
+    write(&dest, Schema::dense(DType::UInt8, [4]), options(1, 1), b"abcdefgh");
+    for name in ["batchfs.json", "seal", "index.bin", "data-000.npy"] {
+        let (file, aside) = (dest.join(name), dest.join("aside"));
+        fs::rename(&file, &aside).unwrap();
+        fs::rename(&pipe, &file).unwrap();
+        assert!(Store::open(&dest, OpenOptions::default()).is_err(), "{name}");
+        fs::rename(&file, &pipe).unwrap();
+        fs::rename(&aside, &file).unwrap();
+    }
+    assert!(Store::open(&dest, OpenOptions::default()).is_ok());
+}
+
+/// A file that becomes a pipe while it is mapped.
+#[test]
+fn what_takes_the_place_of_a_file_is_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    fs::write(&path, b"abcdefgh").unwrap();
+    let file = GuardedFile::open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let e = file.read_at(0, &mut [0; 4]).unwrap_err().to_string();
+    assert!(e.contains("not a regular file"), "{e}");
 }

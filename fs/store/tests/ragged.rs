@@ -224,7 +224,7 @@ fn writers_refuse_what_no_store_can_be() {
     let said = refused(Schema::ragged(DType::UInt8, 0), WriteOptions::default());
     assert!(said.contains("0 axes") && said.contains("[]"), "{said}");
     assert!(refused(Schema::ragged(DType::UInt8, 65), WriteOptions::default()).contains("1..=64"));
-    assert!(refused(one(), with(Codec::ZstdDict, None, 3)).contains("train_dict"));
+    assert!(refused(one(), with(Codec::ZstdDict, None, 3)).contains("batchfs train-dict"));
     assert!(refused(one(), with(Codec::Zstd, Some(any_dictionary()), 3)).contains("takes no"));
     assert!(refused(one(), with(Codec::ZstdDict, Some(vec![1; 999]), 3)).contains("not a zstd"));
     assert!(refused(one(), with(Codec::ZstdDict, Some(vec![]), 3)).contains("not a zstd"));

@@ -1,25 +1,30 @@
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, ensure};
 use batchfs_source::NpyFile;
-use batchfs_store::{DType, Layout, Schema, StoreWriter, Stream as _, WriteOptions, leftovers};
+use batchfs_store::{
+    DType, Layout, Schema, StoreWriter, Stream as _, WriteOptions, remove_leftovers,
+};
 use bytesize::ByteSize;
 
 use crate::args::Create;
-use crate::progress;
+use crate::parents::Parents;
+use crate::{progress, say};
 
 /// Bytes that are copied at a time.
 const STEP: u64 = 64 << 20;
+/// Records, at most: each costs the writer some bytes besides its own.
+const STEP_RECORDS: u64 = 4 << 20;
+/// Ids that are in memory at a time.
+const IDS: u64 = 64 << 10;
 
 pub fn run(args: &Create) -> anyhow::Result<ExitCode> {
-    for left in leftovers(&args.dest).unwrap_or_default() {
-        eprintln!(
-            "batchfs: {}: an unfinished store of an earlier run; it is removed when its writer is gone",
-            left.display()
-        );
-    }
-    let source = NpyFile::open(&args.from)?;
+    let source = match args.types.of(&args.from) {
+        Some(dtype) => NpyFile::open_as(&args.from, dtype)?,
+        None => NpyFile::open(&args.from)?,
+    };
     let shapes = match &args.offsets {
         Some(offsets) => Some(shapes(args, offsets, &source)?),
         None => None,
@@ -40,9 +45,15 @@ pub fn run(args: &Create) -> anyhow::Result<ExitCode> {
         dictionary,
         ..WriteOptions::default()
     };
-    if let Some(parent) = args.dest.parent() {
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("{}: cannot be made", parent.display()))?;
+    let parents = Parents::of(&args.dest).with_context(|| {
+        format!("{}: the folders that it is in cannot be made", args.dest.display())
+    })?;
+    // What cannot be cleaned up is no reason not to write.
+    for left in remove_leftovers(&args.dest).unwrap_or_default() {
+        say::note(format_args!(
+            "{}: removed, an unfinished store of an earlier run",
+            left.display()
+        ));
     }
     let mut writer = StoreWriter::create(&args.dest, schema.clone(), options)?;
     let item = source.schema().item_bytes().context("a record is larger than 2^64 bytes")?;
@@ -51,7 +62,7 @@ pub fn run(args: &Create) -> anyhow::Result<ExitCode> {
     let mut copy = Copy { source: &source, item, at: 0, buffer: Vec::new() };
     match &shapes {
         None => {
-            let step = (STEP / item.max(1)).max(1);
+            let step = (STEP / item.max(1)).clamp(1, STEP_RECORDS);
             while copy.at < source.len() {
                 let bytes = copy.next(step.min(source.len() - copy.at))?;
                 writer.append(bytes)?;
@@ -59,7 +70,7 @@ pub fn run(args: &Create) -> anyhow::Result<ExitCode> {
             }
         }
         Some(shapes) => {
-            for group in shapes.groups(STEP / item.max(1)) {
+            for group in shapes.groups((STEP / item.max(1)).min(STEP_RECORDS)) {
                 let bytes = copy.next(group.elements)?;
                 writer.append_ragged(bytes, group.shapes)?;
                 bar.inc(bytes.len() as u64);
@@ -68,13 +79,11 @@ pub fn run(args: &Create) -> anyhow::Result<ExitCode> {
     }
     let records = writer.records();
     writer.finish()?;
+    parents.keep();
     bar.finish_and_clear();
-    println!(
-        "{}: {records} records of {dtype} {}, {}",
-        args.dest.display(),
-        progress::shape(&schema),
-        ByteSize(total),
-    );
+    let (dest, shape) = (args.dest.display(), progress::shape(&schema));
+    writeln!(say::out(), "{dest}: {records} records of {dtype} {shape}, {}", ByteSize(total))
+        .with_context(|| format!("{dest}: the store is there, whole, but"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -88,12 +97,23 @@ struct Copy<'a> {
 
 impl Copy<'_> {
     fn next(&mut self, count: u64) -> anyhow::Result<&[u8]> {
-        let ids: Vec<u64> = (self.at..self.at + count).collect();
         self.buffer.resize(usize::try_from(count * self.item)?, 0);
-        self.source.gather(&ids, &mut self.buffer)?;
+        gather_run(self.source, self.at, self.item, &mut self.buffer)?;
         self.at += count;
         Ok(&self.buffer)
     }
+}
+
+/// Copies the records from `first` on that fill `out`, of `item` bytes each. Their ids are never all
+/// in memory.
+fn gather_run(source: &NpyFile, first: u64, item: u64, out: &mut [u8]) -> anyhow::Result<()> {
+    let mut first = first;
+    for out in out.chunks_mut(usize::try_from(item.saturating_mul(IDS))?) {
+        let end = first + out.len() as u64 / item;
+        source.gather(&(first..end).collect::<Vec<u64>>(), out)?;
+        first = end;
+    }
+    Ok(())
 }
 
 /// The shapes of all records of a ragged stream, one after the other.
@@ -177,11 +197,10 @@ fn shapes(args: &Create, offsets: &Path, values: &NpyFile) -> anyhow::Result<Sha
 fn integers(path: &Path) -> anyhow::Result<(Vec<u64>, usize)> {
     let file = NpyFile::open(path)?;
     let schema = file.schema();
-    let ids: Vec<u64> = (0..file.len()).collect();
     let width = usize::try_from(schema.item_elements().unwrap_or(0))?;
-    let bytes = schema.item_bytes().unwrap_or(0).saturating_mul(file.len());
-    let mut buffer = vec![0; usize::try_from(bytes)?];
-    file.gather(&ids, &mut buffer)?;
+    let item = schema.item_bytes().unwrap_or(0);
+    let mut buffer = vec![0; usize::try_from(item.saturating_mul(file.len()))?];
+    gather_run(&file, 0, item, &mut buffer)?;
     let size = schema.dtype.size();
     let signed = match schema.dtype {
         DType::Int32 | DType::Int64 => true,

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use super::dataset;
 use crate::args::Info;
-use crate::progress;
+use crate::{progress, say};
 
 pub fn run(args: &Info) -> anyhow::Result<ExitCode> {
-    let data = dataset(&args.path, Verify::First)?;
-    let mut out = std::io::stdout().lock();
+    let data = dataset(&args.path, Verify::First, &args.types)?;
+    let mut out = say::out();
     if args.json {
         let streams = data.streams().iter().map(describe).collect::<anyhow::Result<Vec<_>>>()?;
         let all = json!({

@@ -12,9 +12,17 @@ use std::sync::Arc;
 use batchfs_batch::{Dataset, NamedStream};
 use batchfs_store::{OpenOptions, Verify};
 
+use crate::args::Types;
+
 /// Opens `path` as a dataset.
-pub fn dataset(path: &Path, verify: Verify) -> anyhow::Result<Arc<Dataset>> {
-    let streams = batchfs_source::open_dataset(path, &OpenOptions::verify(verify))?;
+pub fn dataset(path: &Path, verify: Verify, types: &Types) -> anyhow::Result<Arc<Dataset>> {
+    let options = OpenOptions::verify(verify);
+    let streams = batchfs_source::open_dataset_as(path, &options, &types.all())?;
     let streams = streams.into_iter().map(|(name, stream)| NamedStream { name, stream }).collect();
     Ok(Arc::new(Dataset::new(path, streams)?))
+}
+
+/// An error that is about the data at `source` and does not say so.
+pub fn about(source: &Path, error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow::anyhow!("{}: {error}", source.display())
 }

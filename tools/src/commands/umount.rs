@@ -1,18 +1,21 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
+
 use crate::args::Umount;
 
 /// How long to wait for the daemon to end, which it does as soon as the kernel lets go.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn run(args: &Umount) -> anyhow::Result<ExitCode> {
-    let dir = std::path::absolute(&args.dir)?;
+    let dir = match batchfs_mount::resolve(&args.dir) {
+        Ok(dir) => dir,
+        Err(e) => bail!("{}: cannot be found: {e}", args.dir.display()),
+    };
     if batchfs_mount::clear_dead(&dir)? > 0 && !batchfs_mount::is_ours(&dir) {
         return Ok(ExitCode::SUCCESS);
     }
-    // A dead or symlinked path cannot be resolved; a live one can.
-    let dir = std::fs::canonicalize(&dir).unwrap_or(dir);
     let daemon = daemon_of(&dir);
     batchfs_mount::unmount(&dir, args.lazy)?;
     if let Some(pid) = daemon

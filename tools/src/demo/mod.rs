@@ -12,6 +12,7 @@ use batchfs_sampler::{Sampler, Spec};
 use batchfs_store::{DType, DatasetWriter, Schema, WriteOptions};
 
 use crate::args::Demo;
+use crate::say;
 
 /// See data/README.md for origin and licence.
 const IMAGES: &[u8] = include_bytes!("../../data/digits-images.npy");
@@ -30,7 +31,7 @@ fn records(npy: &'static [u8], bytes: usize) -> &'static [u8] {
 pub fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     let folder = tempfile::Builder::new().prefix("batchfs-demo-").tempdir()?;
     let (store, mount) = (folder.path().join("digits"), folder.path().join("mnt"));
-    let mut out = std::io::stdout().lock();
+    let mut out = say::out();
 
     build(&store)?;
     writeln!(out, "1. Two aligned stores, {RECORDS} handwritten digits and their labels:\n")?;
@@ -108,7 +109,7 @@ fn shell(
     let shown: Vec<_> = args.iter().map(|a| a.to_string_lossy()).collect();
     writeln!(out, "   $ batchfs {command} {}", shown.join(" "))?;
     let done = batchfs()?.arg(command).args(args).output()?;
-    std::io::stderr().write_all(&done.stderr)?;
+    let _ = std::io::stderr().write_all(&done.stderr);
     for line in String::from_utf8_lossy(&done.stdout).lines() {
         writeln!(out, "   {line}")?;
     }

@@ -1,0 +1,95 @@
+//! How a mount goes to the background, and what it keeps of whoever started it: nothing.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::Context as _;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+
+use crate::say;
+use crate::sys::Inherited;
+
+/// What the daemon says on its standard output, in front of all else, when the mount answers.
+const READY: &[u8] = b"ready\n";
+
+/// Starts this program again as the daemon and waits until the mount answers.
+///
+/// A new program rather than a fork: nothing is inherited half-made.
+pub fn start() -> anyhow::Result<ExitCode> {
+    let mut args = std::env::args_os();
+    let name = args.next();
+    let program = std::env::current_exe()
+        .ok()
+        .or(name.map(Into::into))
+        .context("cannot find this program's file")?;
+    let mut daemon = Command::new(program)
+        .args(args)
+        .arg("--daemon")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start the daemon")?;
+    let mut said = Vec::new();
+    if let Some(mut stdout) = daemon.stdout.take() {
+        stdout.read_to_end(&mut said).context("cannot hear the daemon")?;
+    }
+    if let Some(line) = said.strip_prefix(READY) {
+        // The mount is there, whether this can be said or not.
+        let mut out = say::out();
+        if let Err(e) = out.write_all(line).and_then(|()| out.flush())
+            && e.kind() != std::io::ErrorKind::BrokenPipe
+        {
+            say::note(format_args!("{}, but {e}", String::from_utf8_lossy(line.trim_ascii())));
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let status = daemon.wait()?;
+    if let Some(signal) = status.signal() {
+        say::note(format_args!(
+            "the daemon was killed by signal {signal} before the mount answered"
+        ));
+    }
+    // Otherwise it has said why on standard error, which it shares with us.
+    let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+    Ok(ExitCode::from(code.max(1)))
+}
+
+/// What a daemon has of its caller until its mount answers.
+pub struct Tether {
+    inherited: Inherited,
+    null: File,
+    log: Option<File>,
+}
+
+impl Tether {
+    /// To be called first of all; `log` is where standard error is to go. All that can fail later
+    /// fails here.
+    pub fn new(inherited: Inherited, log: Option<&File>) -> anyhow::Result<Tether> {
+        // A caller who is killed while it waits wants no mount.
+        set_pdeathsig(Signal::SIGTERM)?;
+        let null = File::options().read(true).write(true).open("/dev/null");
+        Ok(Tether {
+            inherited,
+            null: null.context("/dev/null: cannot be opened")?,
+            log: log.map(File::try_clone).transpose()?,
+        })
+    }
+
+    /// Says that the mount answers, and lets go of the caller: terminal, folder, descriptors. The
+    /// mount is there, and nothing of this is worth ending it.
+    pub fn cut(self, line: &str) {
+        let _ = set_pdeathsig(None);
+        let _ = nix::unistd::setsid();
+        let _ = std::env::set_current_dir("/");
+        self.inherited.close();
+        let _ = nix::unistd::dup2_stderr(self.log.as_ref().unwrap_or(&self.null));
+        let mut out = std::io::stdout().lock();
+        let _ = out.write_all(READY).and_then(|()| writeln!(out, "{line}"));
+        let _ = out.flush();
+        // Its end is the end of the message.
+        let _ = nix::unistd::dup2_stdout(&self.null);
+    }
+}
