@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use batchfs_batch::{Engine, Error, Spec, View};
+use batchfs_batch::{Engine, Error, View, ViewSpec};
 
 /// As many numbers as inode numbers have room for; 0 is the mount's own view.
 const MOST: u16 = 127;
@@ -70,20 +70,20 @@ impl Views {
     }
 
     /// A view of the same data, without a number that anybody else knows.
-    pub(crate) fn check(&self, spec: Spec) -> Result<(), Error> {
+    pub(crate) fn check(&self, spec: ViewSpec) -> Result<(), Error> {
         self.make(0, spec).map(drop)
     }
 
-    fn make(&self, number: u16, spec: Spec) -> Result<View, Error> {
+    fn make(&self, number: u16, spec: ViewSpec) -> Result<View, Error> {
         View::new(number, &format!("view/{spec}/"), self.main.dataset().clone(), spec)
     }
 
     /// The number of the view with this spec, new or known. Counts as a lookup of its folder.
-    pub(crate) fn look_up(&self, spec: Spec, engine: &Engine) -> Result<u16, NoView> {
+    pub(crate) fn look_up(&self, spec: ViewSpec, engine: &Engine) -> Result<u16, NoView> {
         let mut state = self.lock();
         state.time += 1;
         let time = state.time;
-        let known = state.used.iter_mut().find(|(_, u)| *u.view.sampler().spec() == spec);
+        let known = state.used.iter_mut().find(|(_, u)| u.view.spec() == spec);
         if let Some((number, used)) = known {
             used.lookups += 1;
             used.time = time;
@@ -96,7 +96,7 @@ impl Views {
             .ok_or(NoView::Full)?;
         let view = Arc::new(self.make(number, spec).map_err(NoView::Unfit)?);
         state.last = number;
-        let name = view.sampler().spec().to_string();
+        let name = view.spec().to_string();
         state.used.insert(number, Used { view, name, lookups: 1, folders: 0, time });
         Ok(number)
     }

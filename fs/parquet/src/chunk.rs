@@ -57,9 +57,6 @@ impl Chunk {
         if chunk.file_path().is_some() {
             return Err("has its column in another file, which is not supported".to_owned());
         }
-        if chunk.crypto_metadata().is_some() {
-            return Err("has an encrypted column".to_owned());
-        }
         let count = |n: i64, what: &str| {
             u64::try_from(n).map_err(|_| format!("says that it has {n} {what}"))
         };

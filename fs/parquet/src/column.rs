@@ -56,10 +56,12 @@ pub(crate) fn find(schema: &SchemaDescriptor, name: &str) -> Result<Column, Stri
                 names.join(", ")
             ));
         };
+        let field = field.clone();
         path.push(field.clone());
-        node = Some(field.clone());
         rest = tail.strip_prefix('.').unwrap_or(tail);
-        if rest.is_empty() || field.is_primitive() || is_list(field) {
+        let end = field.is_primitive() || is_list(&field);
+        node = Some(field);
+        if end {
             break;
         }
     }

@@ -65,7 +65,7 @@ fn go_through(
 ) -> Result<u64, Failure> {
     // The decoders of the library have panicked on damaged pages before now.
     let decoded = catch_unwind(AssertUnwindSafe(|| match column.ints {
-        Ints::Int32 | Ints::UInt32 | Ints::Null => read::<Int32Type>(chunk, column, bytes, group, keep, |n| Some(n)),
+        Ints::Int32 | Ints::UInt32 | Ints::Null => read::<Int32Type>(chunk, column, bytes, group, keep, Some),
         Ints::Int64 => read::<Int64Type>(chunk, column, bytes, group, keep, |n| i32::try_from(n).ok()),
         Ints::UInt64 => {
             read::<Int64Type>(chunk, column, bytes, group, keep, |n| i32::try_from(n as u64).ok())
@@ -105,7 +105,9 @@ where
     let (mut defs, mut reps, mut values) = (Vec::new(), Vec::new(), Vec::new());
     let mut tokens = 0;
     loop {
-        (defs.clear(), reps.clear(), values.clear());
+        defs.clear();
+        reps.clear();
+        values.clear();
         let (rows, count, levels) =
             reader.read_records(records, Some(&mut defs), Some(&mut reps), &mut values)?;
         if rows == 0 && levels == 0 {
@@ -147,8 +149,8 @@ fn lengths(
     if values == reps.len() {
         // No row is empty, so that each level is a token.
         let mut begin = 0;
-        for at in 1..reps.len() {
-            if reps[at] == 0 {
+        for (at, &rep) in reps.iter().enumerate().skip(1) {
+            if rep == 0 {
                 out.push((at - begin) as u32);
                 begin = at;
             }

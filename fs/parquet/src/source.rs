@@ -23,7 +23,7 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// The column `tokens`, or `input_ids` where there is none of that name.
+    /// The column `tokens`, the index in the user's cache folder.
     fn default() -> Self {
         Self { column: "tokens".to_owned(), cache: None, storage: BTreeMap::new() }
     }

@@ -1,5 +1,8 @@
 //! The order of row groups in an epoch, its windows, and the lanes' stretches of them.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use rand_chacha::rand_core::Rng;
 
 use super::{LaneSpec, Lanes};
@@ -19,6 +22,8 @@ pub struct Epoch {
     ends: Vec<u64>,
     /// Tokens of all epochs before.
     before: u128,
+    /// Tokens of each row group.
+    tokens: Arc<[u64]>,
 }
 
 /// Some row groups that follow each other in an epoch, and whose documents are shuffled.
@@ -62,7 +67,7 @@ impl Epoch {
             })
             .collect();
         let before = u128::from(number) * u128::from(lanes.total);
-        Self { number, spec: lanes.spec, order, ends, before }
+        Self { number, spec: lanes.spec, order, ends, before, tokens: lanes.tokens.clone() }
     }
 
     /// Its number, from 0.
@@ -88,6 +93,24 @@ impl Epoch {
     pub fn groups(&self, window: &Window) -> &[u32] {
         let size = usize::try_from(self.spec.window).unwrap_or(usize::MAX);
         self.order.chunks(size).nth(window.index as usize).unwrap_or(&[])
+    }
+
+    /// The places in a window of this epoch whose row groups this rank has tokens of.
+    pub fn needed(&self, window: &Window) -> Range<usize> {
+        let own = self.spec.own_lanes();
+        let begin = window.stretch(own.start).begin;
+        let last = window.stretch(own.end - 1);
+        let end = last.begin + last.len;
+        let mut places: Option<Range<usize>> = None;
+        let mut at = 0;
+        for (place, &group) in self.groups(window).iter().enumerate() {
+            let next = at + self.tokens[group as usize];
+            if at < end && begin < next && at < next {
+                places = Some(places.map_or(place, |found| found.start)..place + 1);
+            }
+            at = next;
+        }
+        places.unwrap_or(0..0)
     }
 
     /// The windows that have tokens in `begin..end` of the endless run.

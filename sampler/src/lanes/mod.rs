@@ -17,8 +17,9 @@
 //! let lanes = Lanes::new(spec, tokens)?;
 //! let epoch = lanes.epoch(lanes.epoch_of(0));
 //! let window = lanes.windows(0, &epoch).next().unwrap();
-//! let lengths = epoch.groups(&window).iter().map(|&g| groups[g as usize].as_slice());
-//! let pieces = WindowPieces::new(&lanes, window, lengths);
+//! let members = epoch.groups(&window);
+//! let lengths = |place: usize| groups[members[place] as usize].as_slice();
+//! let pieces = WindowPieces::new(&lanes, &epoch, window, lengths);
 //! let row: u64 = pieces.row(0, 0).map(|segment| segment.len).sum();
 //! assert_eq!(row, 4);
 //! # Ok::<(), batchfs_sampler::SpecError>(())

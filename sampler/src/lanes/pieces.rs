@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Lanes, Window};
+use super::{Epoch, Lanes, Window};
 use crate::permutation::Permutation;
 
 /// The pieces of a window in the order of the lanes of one rank.
@@ -53,26 +53,33 @@ pub struct Segment {
 }
 
 impl WindowPieces {
-    /// The pieces of `window`, for this rank's lanes. `lengths` has the tokens of each document of
-    /// each of the window's row groups, in order; together they are as many as the window has.
+    /// The pieces of `window`, which is one of `epoch`, for this rank's lanes. `lengths` gives the
+    /// tokens of each document of the row group at a place in the window, in order. It is asked for
+    /// those that the rank [needs](Epoch::needed) alone.
     pub fn new<'a>(
         lanes: &Lanes,
+        epoch: &Epoch,
         window: Window,
-        lengths: impl IntoIterator<Item = &'a [u32]>,
+        lengths: impl Fn(usize) -> &'a [u32],
     ) -> Self {
+        let needed = epoch.needed(&window);
         let (mut documents, mut groups) = (Vec::new(), Vec::new());
         let (mut count, mut tokens) = (0u64, 0u64);
-        for group in lengths {
-            for &len in group {
-                if len > 0 {
-                    documents.push((count, tokens));
+        for (place, &group) in epoch.groups(&window).iter().enumerate() {
+            let end = tokens + lanes.tokens[group as usize];
+            if needed.contains(&place) {
+                for &len in lengths(place) {
+                    if len > 0 {
+                        documents.push((count, tokens));
+                    }
+                    count += 1;
+                    tokens += u64::from(len);
                 }
-                count += 1;
-                tokens += u64::from(len);
+                debug_assert_eq!(tokens, end, "lengths and counts differ");
             }
+            tokens = end;
             groups.push((count, tokens));
         }
-        debug_assert_eq!(tokens, window.tokens, "lengths and counts differ");
         let seed = window.seed(lanes.spec.seed);
         let own = lanes.spec.own_lanes();
         let mut all = Self {

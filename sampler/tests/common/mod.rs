@@ -32,8 +32,8 @@ pub fn rows(lanes: &Lanes, groups: &[Vec<u32>], step: u64) -> Vec<Vec<(u64, u64,
         let epoch = lanes.epoch(number);
         for window in lanes.windows(step, &epoch) {
             let members = epoch.groups(&window);
-            let lengths = members.iter().map(|&g| groups[g as usize].as_slice());
-            let pieces = WindowPieces::new(lanes, window, lengths);
+            let lengths = |place: usize| groups[members[place] as usize].as_slice();
+            let pieces = WindowPieces::new(lanes, &epoch, window, lengths);
             for (lane, row) in (0..).zip(&mut rows) {
                 row.extend(
                     pieces

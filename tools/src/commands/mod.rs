@@ -1,7 +1,9 @@
 pub mod create;
 pub mod ids;
+pub mod index;
 pub mod info;
 pub mod mount;
+pub mod tokens;
 pub mod train_dict;
 pub mod umount;
 pub mod verify;
