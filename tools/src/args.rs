@@ -322,10 +322,11 @@ impl Order {
 
 fn order(text: &str) -> Result<Order, String> {
     const OF_TOKENS: [&str; 4] = ["lanes", "window", "seq_len", "pieces"];
-    let of_tokens = text.split(',').any(|item| {
-        item.split_once('=').is_some_and(|(key, _)| OF_TOKENS.contains(&key))
-    });
-    let checked = if of_tokens { text.parse::<LaneSpec>().map(drop) } else { text.parse::<Spec>().map(drop) };
+    let of_tokens = text
+        .split(',')
+        .any(|item| item.split_once('=').is_some_and(|(key, _)| OF_TOKENS.contains(&key)));
+    let checked =
+        if of_tokens { text.parse::<LaneSpec>().map(drop) } else { text.parse::<Spec>().map(drop) };
     checked.map(|()| Order(text.to_owned())).map_err(|e| e.to_string())
 }
 

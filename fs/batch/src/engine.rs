@@ -304,6 +304,9 @@ impl Inner {
         };
         let layout = view.layout(key)?;
         if key.face.making() == Making::Gathered {
+            if layout.size == 0 {
+                return Err(Error::Empty { item: view.name(key) });
+            }
             return gathered(&layout);
         }
         let file = if layout.size == 0 {
@@ -336,10 +339,9 @@ impl Inner {
         let filled = if self.shown.load(Ordering::Relaxed) && !region.is_mapped() && !split {
             write(view, key.number, &ids, layout, &mut region)
         } else {
-            region
-                .bytes_mut()
-                .map_err(Failure::Region)
-                .and_then(|out| gather(view, key.number, &ids, layout, out, wanted.then_some(&self.pool)))
+            region.bytes_mut().map_err(Failure::Region).and_then(|out| {
+                gather(view, key.number, &ids, layout, out, wanted.then_some(&self.pool))
+            })
         };
         filled.map_err(|failure| match failure {
             Failure::Store(source) => Error::Store { item: view.name(key), source },

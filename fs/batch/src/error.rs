@@ -63,6 +63,12 @@ pub enum Error {
         /// The budget.
         limit: u64,
     },
+    /// There is such a file, but not a byte in it, so that it has no region.
+    #[error("{item}: it is empty")]
+    Empty {
+        /// What was asked for.
+        item: String,
+    },
     /// There is no such record.
     #[error("{item}: there is no such record; there are {len}, numbered from 0")]
     NoRecord {

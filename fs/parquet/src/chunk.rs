@@ -183,9 +183,7 @@ impl ChunkReader for Piece {
         let from = self.offset(start)?;
         match from.checked_add(length) {
             Some(end) if end <= self.bytes.len() => Ok(self.bytes.slice(from..end)),
-            _ => Err(ParquetError::EOF(format!(
-                "a page of {length} bytes ends behind the column"
-            ))),
+            _ => Err(ParquetError::EOF(format!("a page of {length} bytes ends behind the column"))),
         }
     }
 }

@@ -119,7 +119,8 @@ fn required(node: &Type) -> bool {
 
 fn is_list(node: &Type) -> bool {
     let info = node.get_basic_info();
-    info.logical_type_ref() == Some(&LogicalType::List) || info.converted_type() == ConvertedType::LIST
+    info.logical_type_ref() == Some(&LogicalType::List)
+        || info.converted_type() == ConvertedType::LIST
 }
 
 /// How the values of a leaf are read; if not at all, what they are.
@@ -128,7 +129,10 @@ fn ints(leaf: &Type) -> Result<Ints, String> {
     let physical = leaf.get_physical_type();
     let unsigned = matches!(
         info.converted_type(),
-        ConvertedType::UINT_8 | ConvertedType::UINT_16 | ConvertedType::UINT_32 | ConvertedType::UINT_64
+        ConvertedType::UINT_8
+            | ConvertedType::UINT_16
+            | ConvertedType::UINT_32
+            | ConvertedType::UINT_64
     );
     let plain = matches!(
         info.converted_type(),
@@ -144,7 +148,11 @@ fn ints(leaf: &Type) -> Result<Ints, String> {
     }
     let integer = matches!(logical, None | Some(LogicalType::Integer(_)));
     match (physical, integer && (plain || unsigned)) {
-        (Physical::INT32, true) => Ok(if unsigned { Ints::UInt32 } else { Ints::Int32 }),
+        // Fewer bits than 32 fit into an int32 whatever their sign.
+        (Physical::INT32, true) if info.converted_type() == ConvertedType::UINT_32 => {
+            Ok(Ints::UInt32)
+        }
+        (Physical::INT32, true) => Ok(Ints::Int32),
         (Physical::INT64, true) => Ok(if unsigned { Ints::UInt64 } else { Ints::Int64 }),
         _ => Err(match logical {
             Some(logical) => format!("{physical} ({logical:?})").to_lowercase(),

@@ -44,8 +44,7 @@ pub(crate) fn decode(chunk: &Chunk, column: &Column, bytes: Bytes) -> Result<Tok
     };
     let tokens = go_through(chunk, column, bytes, &mut group, true)?;
     if let Some(known) = chunk.tokens.filter(|&known| known != tokens) {
-        let why =
-            format!("the token column has {tokens} tokens, but its footer says {known}");
+        let why = format!("the token column has {tokens} tokens, but its footer says {known}");
         return Err(failure(None, why));
     }
     Ok(group)
@@ -65,8 +64,12 @@ fn go_through(
 ) -> Result<u64, Failure> {
     // The decoders of the library have panicked on damaged pages before now.
     let decoded = catch_unwind(AssertUnwindSafe(|| match column.ints {
-        Ints::Int32 | Ints::UInt32 | Ints::Null => read::<Int32Type>(chunk, column, bytes, group, keep, Some),
-        Ints::Int64 => read::<Int64Type>(chunk, column, bytes, group, keep, |n| i32::try_from(n).ok()),
+        Ints::Int32 | Ints::UInt32 | Ints::Null => {
+            read::<Int32Type>(chunk, column, bytes, group, keep, Some)
+        }
+        Ints::Int64 => {
+            read::<Int64Type>(chunk, column, bytes, group, keep, |n| i32::try_from(n).ok())
+        }
         Ints::UInt64 => {
             read::<Int64Type>(chunk, column, bytes, group, keep, |n| i32::try_from(n as u64).ok())
         }

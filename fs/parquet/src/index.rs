@@ -80,9 +80,8 @@ fn index_file(place: &dyn Place, file: &File, name: &str) -> Result<Indexed> {
         )));
     }
     let mut tail = place.read(file, file.size.saturating_sub(TAIL)..file.size)?;
-    let not_parquet = |why: String| {
-        bad(format!("is no whole Parquet file: {why}; remove it or write it again"))
-    };
+    let not_parquet =
+        |why: String| bad(format!("is no whole Parquet file: {why}; remove it or write it again"));
     let last: [u8; FOOTER as usize] = tail[tail.len() - FOOTER as usize..]
         .try_into()
         .map_err(|_| not_parquet("it is too short".to_owned()))?;

@@ -12,6 +12,7 @@ mod decode;
 mod index;
 mod local;
 mod place;
+mod remote;
 mod source;
 
 pub use source::{Options, ParquetTokens, is_parquet};

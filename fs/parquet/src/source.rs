@@ -4,11 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use batchfs_store::{DType, Error, GroupCounts, GroupPlace, Result, TokenGroup, TokenSource};
 use twox_hash::XxHash3_128;
+use url::Url;
 
 use crate::column::Ints;
 use crate::index::{Indexed, index};
 use crate::local::Local;
 use crate::place::{Place, bad_file, has_suffix};
+use crate::remote::Remote;
 use crate::{cache, decode};
 
 /// How a dataset is opened.
@@ -48,7 +50,9 @@ pub fn is_parquet(source: &str) -> bool {
         let mut folders = Vec::new();
         for entry in entries {
             let (path, name) = (entry.path(), entry.file_name());
-            if name.as_encoded_bytes().starts_with(b".") || name.as_encoded_bytes().starts_with(b"_") {
+            if name.as_encoded_bytes().starts_with(b".")
+                || name.as_encoded_bytes().starts_with(b"_")
+            {
                 continue;
             }
             if path.is_dir() {
@@ -131,8 +135,16 @@ impl ParquetTokens {
 }
 
 fn open_place(source: &str, options: &Options) -> Result<Box<dyn Place>> {
-    let _ = options;
-    Ok(Box::new(Local::new(Path::new(source))?))
+    // A path may have a colon in it, but no scheme with two slashes.
+    if !source.contains("://") {
+        return Ok(Box::new(Local::new(Path::new(source))?));
+    }
+    if source.starts_with("file://") {
+        let path = Url::parse(source).ok().and_then(|url| url.to_file_path().ok());
+        let no = || bad_file(source.to_owned(), "is no path on this machine");
+        return Ok(Box::new(Local::new(&path.ok_or_else(no)?)?));
+    }
+    Ok(Box::new(Remote::new(source, &options.storage)?))
 }
 
 impl TokenSource for ParquetTokens {

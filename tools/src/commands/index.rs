@@ -80,8 +80,8 @@ pub fn plan(args: &Plan) -> anyhow::Result<ExitCode> {
     let spec = args.spec.as_ref().map_or(Ok(Default::default()), Order::tokens)?;
     let source = Arc::new(tokens::open(&args.source, &args.tokens)?);
     let budget = args.tokens.budget.map(|size| size.as_u64());
-    let tokens = Tokens::new(source.clone(), spec, budget, 1)
-        .map_err(|e| super::about(&args.source, e))?;
+    let tokens =
+        Tokens::new(source.clone(), spec, budget, 1).map_err(|e| super::about(&args.source, e))?;
     let rows = batchfs_batch::TokenRows::new(tokens.clone(), spec)?;
     let parts = rows.parts(args.step);
     let place = |part: &batchfs_batch::StepPart| source.place(part.group);

@@ -55,7 +55,8 @@ impl Stream for Documents {
 
     fn gather(&self, ids: &[u64], mut out: &mut [u8]) -> Result<()> {
         self.each(ids, |tokens| {
-            let Some((now, later)) = std::mem::take(&mut out).split_at_mut_checked(4 * tokens.len())
+            let Some((now, later)) =
+                std::mem::take(&mut out).split_at_mut_checked(4 * tokens.len())
             else {
                 let why = "the documents do not fit into the buffer".to_owned();
                 return Err(Error::Invalid { path: self.origin.clone(), why });

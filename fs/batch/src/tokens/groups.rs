@@ -170,9 +170,8 @@ impl Groups {
                 continue;
             }
             let bytes = inner.bytes(group);
-            let keep = |group: &usize, state: &State| {
-                state.kept.contains(group) || others.contains(group)
-            };
+            let keep =
+                |group: &usize, state: &State| state.kept.contains(group) || others.contains(group);
             if !state.make_room(bytes, inner.budget, keep) {
                 break;
             }

@@ -3,7 +3,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use batchfs_sampler::lanes::{Epoch, LaneSpec, Lanes, Window, WindowPieces};
-use batchfs_store::{DType, Error as Store, TokenSource};
+use batchfs_store::{DType, Error as Store, GroupCounts, TokenSource};
 use rayon::ThreadPool;
 
 use super::groups::{Groups, Pinned};
@@ -121,14 +121,22 @@ fn least_budget(source: &dyn TokenSource, lanes: &Lanes) -> (u64, u64) {
     let windows = whole.saturating_add(short).saturating_add(2);
     let all: u64 = bytes.iter().sum();
     let one: u64 = bytes[..window].iter().sum();
-    // A rank has a contiguous share of each window, and whole row groups at both ends of it.
+    // A rank has a contiguous share of each window's tokens, whatever documents lie there, and whole
+    // row groups at both ends of it.
+    let largest = |of: fn(&GroupCounts) -> u64| {
+        let mut all: Vec<u64> = source.groups().iter().map(of).collect();
+        all.sort_unstable_by(|a, b| b.cmp(a));
+        all[..window].iter().sum::<u64>()
+    };
     let share = match spec.world {
         1 => one,
-        world => one.min(
-            (one / world)
-                .saturating_add(2 * bytes[0])
-                .saturating_add(source.groups().iter().map(|g| g.documents).max().unwrap_or(0) * 48),
-        ),
+        world => {
+            let own = GroupCounts {
+                tokens: largest(|group| group.tokens) / world + 1,
+                documents: largest(|group| group.documents),
+            };
+            one.min(own.decoded_bytes().saturating_add(2 * bytes[0]))
+        }
     };
     (all.min(share.saturating_mul(windows)), share)
 }
