@@ -13,12 +13,14 @@ pub enum SpecError {
         item: String,
     },
     /// A key that does not exist.
-    #[error("unknown key {key:?}{}; the keys are mode, batch, seed, remainder, rank, world", did_you_mean(*.nearest))]
+    #[error("unknown key {key:?}{}; the keys are {}", did_you_mean(*.nearest), .keys.join(", "))]
     UnknownKey {
         /// The key as given.
         key: String,
         /// The key that is spelled most like it, if one is close.
         nearest: Option<&'static str>,
+        /// The keys that there are.
+        keys: &'static [&'static str],
     },
     /// A key given twice.
     #[error("the key {key} is given twice")]
@@ -76,6 +78,61 @@ pub enum SpecError {
     IidBatchTooLarge {
         /// The global batch.
         batch: u64,
+    },
+    /// 0 for what must be at least 1.
+    #[error("{key}=0 is not valid; it is at least 1")]
+    Zero {
+        /// The key.
+        key: &'static str,
+    },
+    /// Lanes that the ranks cannot share equally.
+    #[error(
+        "lanes={lanes} do not divide among world={world} ranks; \
+         lanes count the rows of a step of all ranks together and must be a multiple of world"
+    )]
+    LanesIndivisible {
+        /// The lanes.
+        lanes: u64,
+        /// The number of ranks.
+        world: u64,
+    },
+    /// More tokens in a rank's part of a step than int32 offsets can count.
+    #[error(
+        "{rows} rows of seq_len={seq_len} are more than the 2147483647 tokens that cu_seqlens (int32) can count; \
+         take fewer lanes, shorter rows or more ranks"
+    )]
+    StepTooLarge {
+        /// Rows of the rank.
+        rows: u64,
+        /// Tokens of a row.
+        seq_len: u64,
+    },
+    /// Room for more pieces than a row has tokens.
+    #[error("pieces={pieces} is not valid; a row of seq_len={seq_len} has 1 to {seq_len} pieces")]
+    PiecesOutOfRange {
+        /// The key's value.
+        pieces: u64,
+        /// Tokens of a row.
+        seq_len: u64,
+    },
+    /// Fewer tokens than a step takes.
+    #[error(
+        "lanes={lanes},seq_len={seq_len} take {} tokens a step, more than the {tokens} that the data has; \
+         take fewer lanes or shorter rows", u128::from(*.lanes) * u128::from(*.seq_len)
+    )]
+    TooFewTokens {
+        /// The lanes.
+        lanes: u64,
+        /// Tokens of a row.
+        seq_len: u64,
+        /// Tokens of the data.
+        tokens: u64,
+    },
+    /// More row groups or tokens than can be counted.
+    #[error("the data has more than {what}; split it into several datasets")]
+    TooMuchData {
+        /// What there is too much of.
+        what: &'static str,
     },
     /// No records.
     #[error("the data has 0 records; there is nothing to sample")]

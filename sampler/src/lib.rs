@@ -21,10 +21,12 @@ mod draw;
 mod error;
 mod feistel;
 mod iid;
+pub mod lanes;
 mod permutation;
 mod sampler;
 mod shuffle;
 mod spec;
+mod text;
 
 pub use error::SpecError;
 pub use sampler::Sampler;

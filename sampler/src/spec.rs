@@ -1,6 +1,7 @@
 //! The sampler's spec and its canonical spelling.
 
 use crate::error::SpecError;
+use crate::text::{bad, items, number};
 use std::fmt;
 use std::str::FromStr;
 
@@ -106,19 +107,8 @@ impl FromStr for Spec {
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
         let mut spec = Self::default();
-        let mut seen = [false; KEYS.len()];
         let mut remainder = None;
-        for item in text.split(',') {
-            let (key, value) = item
-                .split_once('=')
-                .ok_or_else(|| SpecError::NotKeyValue { item: item.to_owned() })?;
-            let index = KEYS.iter().position(|&known| known == key).ok_or_else(|| {
-                SpecError::UnknownKey { key: key.to_owned(), nearest: nearest(key) }
-            })?;
-            let key = KEYS[index];
-            if std::mem::replace(&mut seen[index], true) {
-                return Err(SpecError::DuplicateKey { key });
-            }
+        for (key, value) in items(text, &KEYS)? {
             match key {
                 "mode" => spec.mode = mode(value)?,
                 "remainder" => remainder = Some(parse_remainder(value)?),
@@ -158,10 +148,6 @@ impl fmt::Display for Spec {
     }
 }
 
-fn bad(key: &'static str, value: &str, allowed: &'static str) -> SpecError {
-    SpecError::BadValue { key, value: value.to_owned(), allowed }
-}
-
 fn mode(value: &str) -> Result<Mode, SpecError> {
     match value {
         "sequential" => Ok(Mode::Sequential),
@@ -177,39 +163,4 @@ fn parse_remainder(value: &str) -> Result<Remainder, SpecError> {
         "carry" => Ok(Remainder::Carry),
         _ => Err(bad("remainder", value, "drop or carry")),
     }
-}
-
-fn number(key: &'static str, value: &str) -> Result<u64, SpecError> {
-    let plain =
-        value.bytes().all(|b| b.is_ascii_digit()) && (value == "0" || !value.starts_with('0'));
-    plain.then(|| value.parse().ok()).flatten().ok_or_else(|| {
-        bad(key, value, "a plain decimal number up to 18446744073709551615, without sign, spaces or leading zeros")
-    })
-}
-
-/// The known key within two edits of `key`, the nearest first.
-fn nearest(key: &str) -> Option<&'static str> {
-    // A key longer than this is no slip of the keyboard, and the table below stays small.
-    if key.len() > 16 {
-        return None;
-    }
-    KEYS.iter()
-        .map(|&known| (edits(&key.to_lowercase(), known), known))
-        .min()
-        .filter(|&(edits, known)| edits <= 2 && edits < known.len() - 1)
-        .map(|(_, known)| known)
-}
-
-/// Levenshtein's distance in bytes.
-fn edits(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }

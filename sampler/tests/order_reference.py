@@ -142,14 +142,89 @@ def ids(text, n, step):
     ]
 
 
+def lengths(text):
+    if "*" in text:
+        count, documents = map(int, text.split("*"))
+        return [[(17 * g + 31 * d + g * d) % 13 for d in range(documents)] for g in range(count)]
+    return [[int(n) for n in group.split()] for group in text.split(";")]
+
+
+class Run:
+    """The lanes of a dataset: windows, stretches, pieces, rows."""
+
+    def __init__(self, text, groups):
+        spec = {"window": "64", "seed": "0", "rank": "0", "world": "1"}
+        spec.update(item.split("=") for item in text.split(","))
+        names = ("lanes", "window", "seq_len", "seed", "rank", "world")
+        self.lanes, self.window, self.length, self.seed, self.rank, self.world = (
+            int(spec[name]) for name in names
+        )
+        self.groups = groups
+        self.first = [sum(map(len, groups[:g])) for g in range(len(groups))]
+        self.total = sum(map(sum, groups))
+
+    def windows(self, step):
+        """Epoch, number, place in the run and row groups of each window that the step meets."""
+        begin = step * self.length * self.lanes
+        end = begin + self.length * self.lanes
+        n = len(self.groups)
+        for epoch in range(begin // self.total, (end - 1) // self.total + 1):
+            at = epoch * self.total
+            order = permuted(self.seed, epoch, n, range(n))
+            for number, place in enumerate(range(0, n, self.window)):
+                members = order[place : place + self.window]
+                after = at + sum(sum(self.groups[g]) for g in members)
+                if at < end and begin < after:
+                    yield epoch, number, at, after, members
+                at = after
+
+    def stretch(self, lane, window):
+        """The pieces (document, offset, length) of a lane in a window, in the lane's order."""
+        epoch, number, before, after, members = window
+        share = [(after + b) // self.lanes - (before + b) // self.lanes for b in range(lane + 1)]
+        begin, end = sum(share[:-1]), sum(share)
+        pieces, at = [], 0
+        for g in members:
+            for d, length in enumerate(self.groups[g]):
+                low, high = max(at, begin), min(at + length, end)
+                if low < high:
+                    pieces.append((self.first[g] + d, low - at, high - low))
+                at += length
+        seed = Words(self.seed, "order-1 windows", epoch).draw_word(number, 2)
+        return [pieces[p] for p in permuted(seed, lane, len(pieces), range(len(pieces)))]
+
+    def row(self, step, lane, windows):
+        low, high = step * self.length, (step + 1) * self.length
+        pieces = []
+        for window in windows:
+            at = (window[2] + lane) // self.lanes
+            for document, offset, length in self.stretch(lane, window):
+                first, last = max(at, low), min(at + length, high)
+                if first < last:
+                    pieces.append(f"{document}:{offset + first - at}:{last - first}")
+                at += length
+        return " ".join(pieces)
+
+    def rows(self, step):
+        windows, share = list(self.windows(step)), self.lanes // self.world
+        lanes = range(self.rank * share, (self.rank + 1) * share)
+        return "; ".join(self.row(step, lane, windows) for lane in lanes)
+
+
+def agrees(spec, data, step, expected):
+    if spec.startswith("lanes="):
+        return Run(spec, lengths(data)).rows(step) == expected
+    return ids(spec, int(data), step) == [int(i) for i in expected.split()]
+
+
 def check(path):
     count = 0
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.startswith("mode=") or line.count(" | ") != 3:
+        if not line.startswith(("mode=", "lanes=")) or line.count(" | ") != 3:
             continue
-        spec, n, step, expected = line.split(" | ")
-        if ids(spec, int(n), int(step)) != [int(i) for i in expected.split()]:
-            sys.exit(f"{path.name}:{number}: differs: {spec} | {n} | {step}")
+        spec, data, step, expected = line.split(" | ")
+        if not agrees(spec, data, int(step), expected):
+            sys.exit(f"{path.name}:{number}: differs: {spec} | {data} | {step}")
         count += 1
     if count == 0:
         sys.exit(f"{path.name}: no batches in it")

@@ -1,6 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use batchfs_sampler::Spec;
+use batchfs_sampler::lanes::LaneSpec;
 use batchfs_source::{DTypes, Said};
 use batchfs_store::{Codec, DType};
 use bytesize::ByteSize;
@@ -30,6 +31,8 @@ pub enum Command {
     Export(Export),
     TrainDict(TrainDict),
     Info(Info),
+    Index(Index),
+    Plan(Plan),
     Verify(Verify),
     Ids(Ids),
     Mount(Mount),
@@ -230,11 +233,20 @@ The spec says which records make up which batch. Its keys, separated by commas:
              carry lets batches run across the end of a cycle
   rank, world  the rank's part of the global batch (default 0 of 1)
 
+Of tokens, it says how documents are packed into full rows:
+  lanes      rows of a step, all ranks together (default 256)
+  window     row groups whose documents are shuffled among each other (default 64)
+  seq_len    tokens of a row (default 2048)
+  seed       of the order (default 0)
+  pieces     room per row for pieces of documents in .safetensors
+  rank, world  as above
+
 Examples:
   batchfs mount train /mnt/ds
   batchfs mount train /mnt/ds --spec batch=256,seed=42
   batchfs mount images.npy /mnt/ds --spec mode=sequential,batch=32 -f
   python3 -c 'import numpy as np; print(np.load(\"/mnt/ds/images/batch/0.npy\", mmap_mode=\"r\").shape)'
+  batchfs mount s3://bucket/fineweb /mnt/ds --spec lanes=512,window=64,seq_len=2048,seed=0
   batchfs umount /mnt/ds";
 
 /// Mount a dataset on a folder; the batches of all steps are files there.
@@ -244,15 +256,18 @@ Examples:
 #[derive(Debug, ClapArgs)]
 #[command(after_help = SPEC)]
 pub struct Mount {
-    /// A store, a zrecord container, a .npy file, or a folder of these (aligned streams)
+    /// A store, a zrecord container, a .npy file, or a folder of these (aligned streams); or Parquet
+    /// with a column of tokens: a file, a folder, or an address such as s3://bucket/prefix
     pub source: PathBuf,
     /// The empty folder to mount on
     pub dir: PathBuf,
     /// The order, see below
-    #[arg(long, default_value = "batch=256", value_parser = spec)]
-    pub spec: Spec,
+    #[arg(long, value_parser = order)]
+    pub spec: Option<Order>,
     #[command(flatten)]
     pub types: Types,
+    #[command(flatten)]
+    pub tokens: TokenArgs,
     /// Stay in the foreground; Ctrl-C unmounts
     #[arg(short, long)]
     pub foreground: bool,
@@ -339,6 +354,102 @@ fn threads(text: &str) -> Result<usize, String> {
 
 fn codec(text: &str) -> Result<Codec, String> {
     text.parse().map_err(|e: batchfs_store::UnknownCodec| e.to_string())
+}
+
+/// A spec, of whichever kind the data want.
+#[derive(Clone, Debug)]
+pub struct Order(String);
+
+impl Order {
+    /// As one of records.
+    pub fn records(&self) -> anyhow::Result<Spec> {
+        self.0.parse().map_err(|e| self.refused("records", "mode, batch", &e))
+    }
+
+    /// As one of tokens.
+    pub fn tokens(&self) -> anyhow::Result<LaneSpec> {
+        self.0.parse().map_err(|e| self.refused("tokens", "lanes, window, seq_len", &e))
+    }
+
+    fn refused(&self, of: &str, keys: &str, error: &batchfs_sampler::SpecError) -> anyhow::Error {
+        anyhow::anyhow!("--spec {}: the source is one of {of} ({keys}): {error}", self.0)
+    }
+}
+
+fn order(text: &str) -> Result<Order, String> {
+    const OF_TOKENS: [&str; 4] = ["lanes", "window", "seq_len", "pieces"];
+    let of_tokens = text
+        .split(',')
+        .any(|item| item.split_once('=').is_some_and(|(key, _)| OF_TOKENS.contains(&key)));
+    let checked =
+        if of_tokens { text.parse::<LaneSpec>().map(drop) } else { text.parse::<Spec>().map(drop) };
+    checked.map(|()| Order(text.to_owned())).map_err(|e| e.to_string())
+}
+
+fn storage_option(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_lowercase(), value.to_owned())),
+        _ => Err("a storage option is KEY=VALUE, such as region=eu-west-1".to_owned()),
+    }
+}
+
+/// Of Parquet sources: which column, where from, how much memory.
+#[derive(Debug, ClapArgs)]
+pub struct TokenArgs {
+    /// The column of tokens in Parquet files; dots lead into structs
+    #[arg(long, default_value = "tokens", value_name = "NAME")]
+    pub column: String,
+    /// Bytes that decoded row groups may take: 4 a token and 48 a document. Left out, what the spec
+    /// needs and a window more to read ahead; later epochs are fast if all of the data fits
+    #[arg(long, value_name = "SIZE")]
+    pub budget: Option<ByteSize>,
+    /// How to reach object storage, such as endpoint=http://host:9000; besides AWS_* and the like in
+    /// the environment. Secrets belong there, since others can see a command line
+    #[arg(long, value_name = "KEY=VALUE", value_parser = storage_option)]
+    pub storage_option: Vec<(String, String)>,
+}
+
+/// Show what Parquet files hold: row groups, tokens, documents.
+///
+/// Reads the footers, and columns whose footers do not prove how many tokens there are; what was
+/// found is kept for the next time.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  batchfs index fineweb/
+  batchfs index s3://bucket/fineweb --column input_ids --spec lanes=512,seq_len=2048")]
+pub struct Index {
+    /// A Parquet file, a folder of them, or an address
+    pub source: PathBuf,
+    #[command(flatten)]
+    pub tokens: TokenArgs,
+    /// Show the lengths of epochs under this spec, too
+    #[arg(long, value_parser = order)]
+    pub spec: Option<Order>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show which bytes of which Parquet files a step reads, without reading them.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  batchfs plan s3://bucket/fineweb --spec lanes=512,rank=3,world=8 --step 1000")]
+pub struct Plan {
+    /// A Parquet file, a folder of them, or an address
+    pub source: PathBuf,
+    #[command(flatten)]
+    pub tokens: TokenArgs,
+    /// The order, see `batchfs mount --help`
+    #[arg(long, value_parser = order)]
+    pub spec: Option<Order>,
+    /// The step, from 0 to 18446744073709551615
+    #[arg(long)]
+    pub step: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 fn spec(text: &str) -> Result<Spec, String> {

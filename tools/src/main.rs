@@ -27,6 +27,8 @@ fn main() -> ExitCode {
         Command::Export(args) => commands::export::run(&args),
         Command::TrainDict(args) => commands::train_dict::run(&args),
         Command::Info(args) => commands::info::run(&args),
+        Command::Index(args) => commands::index::index(&args),
+        Command::Plan(args) => commands::index::plan(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Ids(args) => commands::ids::run(&args),
         Command::Mount(args) => commands::mount::run(&args),

@@ -2,13 +2,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use batchfs_sampler::{Sampler, Spec};
+use batchfs_sampler::{Sampler, SpecError};
 use batchfs_store::{DType, Layout as Records, Stream};
 
 use crate::face::Making;
 use crate::layout::{Array, Fill};
+use crate::order::Order;
 use crate::render::Picture;
-use crate::{Error, Face, Item, Key, Layout, Result};
+use crate::tokens::{Documents, TokenRows, Tokens};
+use crate::{Error, Face, Item, Key, Layout, Result, ViewSpec};
 
 /// Most record ids that are held for one step: half a GiB of them.
 const MOST_IDS: u64 = 1 << 26;
@@ -26,6 +28,8 @@ pub struct Dataset {
     origin: PathBuf,
     streams: Vec<NamedStream>,
     len: u64,
+    /// The source of the only stream, if that is one of tokens.
+    tokens: Option<Arc<Tokens>>,
 }
 
 impl Dataset {
@@ -46,7 +50,32 @@ impl Dataset {
                 Dataset::MOST_STREAMS
             )));
         }
-        Ok(Dataset { origin, streams, len })
+        Ok(Dataset { origin, streams, len, tokens: None })
+    }
+
+    /// A stream of tokens, which is always alone: its records are the documents, its batches rows of
+    /// packed documents.
+    pub fn of_tokens(tokens: Arc<Tokens>) -> Dataset {
+        let stream = Documents::new(tokens.clone());
+        let streams = vec![NamedStream { name: "tokens".to_owned(), stream: Arc::new(stream) }];
+        let (origin, len) = (tokens.source().origin().into(), tokens.documents());
+        Dataset { origin, streams, len, tokens: Some(tokens) }
+    }
+
+    /// The source of its tokens, if it is made of these.
+    pub fn tokens(&self) -> Option<&Arc<Tokens>> {
+        self.tokens.as_ref()
+    }
+
+    /// Reads a spec for views of this data.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse_spec(&self, text: &str) -> Result<ViewSpec, SpecError> {
+        match self.tokens {
+            Some(_) => text.parse().map(ViewSpec::Tokens),
+            None => text.parse().map(ViewSpec::Records),
+        }
     }
 
     /// How many streams a dataset may have.
@@ -89,17 +118,32 @@ pub struct View {
     number: u16,
     prefix: String,
     dataset: Arc<Dataset>,
-    sampler: Sampler,
+    order: Order,
 }
 
 impl View {
     /// A view; `number` tells it from others in [`Key`]s, `prefix` begins its paths in messages.
     ///
     /// # Errors
-    /// [`Error::Sample`] if the spec does not fit the number of records.
-    pub fn new(number: u16, prefix: &str, dataset: Arc<Dataset>, spec: Spec) -> Result<View> {
-        let sampler = Sampler::new(spec, dataset.len())?;
-        Ok(View { number, prefix: prefix.to_owned(), dataset, sampler })
+    /// [`Error::Sample`] if the spec does not fit the data, [`Error::Budget`] if it needs more
+    /// memory than there is for row groups.
+    pub fn new(
+        number: u16,
+        prefix: &str,
+        dataset: Arc<Dataset>,
+        spec: impl Into<ViewSpec>,
+    ) -> Result<View> {
+        let order = match (spec.into(), &dataset.tokens) {
+            (ViewSpec::Records(spec), None) => Order::Records(Sampler::new(spec, dataset.len())?),
+            (ViewSpec::Tokens(spec), Some(tokens)) => {
+                Order::Tokens(Arc::new(TokenRows::new(tokens.clone(), spec)?))
+            }
+            (spec, _) => {
+                let what = if dataset.tokens.is_some() { "tokens" } else { "records" };
+                return Err(Error::Dataset(format!("{spec} is no spec for a dataset of {what}")));
+            }
+        };
+        Ok(View { number, prefix: prefix.to_owned(), dataset, order })
     }
 
     /// Its number.
@@ -112,9 +156,52 @@ impl View {
         &self.dataset
     }
 
-    /// The order.
-    pub fn sampler(&self) -> &Sampler {
-        &self.sampler
+    /// The order of records; `None` for a view of tokens.
+    pub fn sampler(&self) -> Option<&Sampler> {
+        match &self.order {
+            Order::Records(sampler) => Some(sampler),
+            Order::Tokens(_) => None,
+        }
+    }
+
+    /// The rows of tokens; `None` for a view of records.
+    pub fn rows(&self) -> Option<&Arc<TokenRows>> {
+        match &self.order {
+            Order::Records(_) => None,
+            Order::Tokens(rows) => Some(rows),
+        }
+    }
+
+    /// The spec.
+    pub fn spec(&self) -> ViewSpec {
+        match &self.order {
+            Order::Records(sampler) => ViewSpec::Records(*sampler.spec()),
+            Order::Tokens(rows) => ViewSpec::Tokens(*rows.lanes().spec()),
+        }
+    }
+
+    /// Records, or rows, of this rank in a batch.
+    pub fn local_batch(&self) -> u64 {
+        match &self.order {
+            Order::Records(sampler) => sampler.local_batch(),
+            Order::Tokens(rows) => rows.rows(),
+        }
+    }
+
+    /// Steps of a cycle, or of the first epoch: those that a listing shows.
+    pub fn steps_per_cycle(&self) -> u64 {
+        match &self.order {
+            Order::Records(sampler) => sampler.steps_per_cycle(),
+            Order::Tokens(rows) => rows.steps_per_epoch(),
+        }
+    }
+
+    /// The cycle, or epoch, of a step.
+    pub fn cycle_of(&self, step: u64) -> u64 {
+        match &self.order {
+            Order::Records(sampler) => sampler.cycle_of(step),
+            Order::Tokens(rows) => rows.lanes().epoch_of(step),
+        }
     }
 
     /// The path, relative to the mount, that `key` stands for.
@@ -129,7 +216,7 @@ impl View {
         }
     }
 
-    /// The record ids that `key` is made of.
+    /// The record ids that `key` is made of; none for a step of tokens, which is made of pieces.
     ///
     /// # Errors
     /// [`Error::NoRecord`] for a record id out of range; [`Error::TooManyIds`] for a batch of more
@@ -139,13 +226,14 @@ impl View {
             Item::Record(_) if key.number < self.dataset.len => Ok(vec![key.number]),
             Item::Record(_) => Err(Error::NoRecord { item: self.name(key), len: self.dataset.len }),
             Item::Batch(_) | Item::Index | Item::All => {
-                let count = self.sampler.local_batch();
+                let Order::Records(sampler) = &self.order else { return Ok(Vec::new()) };
+                let count = sampler.local_batch();
                 if count > MOST_IDS {
                     let (needed, limit) = (count.saturating_mul(8), MOST_IDS * 8);
                     return Err(Error::TooManyIds { item: self.name(key), needed, limit });
                 }
-                let mut ids = vec![0; self.sampler.local_batch() as usize];
-                self.sampler.ids(key.number, &mut ids);
+                let mut ids = vec![0; count as usize];
+                sampler.ids(key.number, &mut ids);
                 Ok(ids)
             }
         }
@@ -165,7 +253,14 @@ impl View {
             (face, _) if face.making() == Making::Gathered => face,
             _ => Face::Bare,
         };
-        let arrays = self.arrays(key)?;
+        let arrays = match (&self.order, key.item) {
+            (Order::Tokens(rows), Item::Batch(_) | Item::All) => rows.arrays(face).map_err(no)?,
+            (Order::Tokens(_), Item::Index) => {
+                let why = "a step of tokens has no record ids; tokens/batch/<step>.safetensors says where its tokens come from";
+                return Err(no(why.to_owned()));
+            }
+            _ => self.arrays(key)?,
+        };
         let about = match face {
             Face::Safetensors | Face::Arrow => self.about(key),
             _ => String::new(),
@@ -179,6 +274,19 @@ impl View {
     /// # Errors
     /// As [`layout`](Self::layout): that there is no such file, and why.
     pub fn size(&self, key: Key) -> Result<Option<u64>> {
+        // How long a document is, is known when it was read.
+        if let (Some(_), Item::Record(_)) = (self.rows(), key.item) {
+            let no = |why: &str| Error::NoFace { item: self.name(key), why: why.to_owned() };
+            key.item.check(key.face).map_err(no)?;
+            if key.number >= self.dataset.len {
+                return Err(Error::NoRecord { item: self.name(key), len: self.dataset.len });
+            }
+            return match key.face {
+                Face::Png => Err(no("tokens are no picture")),
+                Face::Json => Err(no("a document has no description of its own; see schema.json")),
+                _ => Ok(None),
+            };
+        }
         match key.face.making() {
             Making::Gathered => Ok(Some(self.layout(key)?.size)),
             Making::Described => Ok(Some(self.describe(key)?.len() as u64)),
@@ -199,7 +307,7 @@ impl View {
             Array::new(name, dtype, shape, fill)
                 .map_err(|why| Error::NoFace { item: self.name(key), why })
         };
-        let batch = self.sampler.local_batch();
+        let batch = self.local_batch();
         let streams = match key.item {
             Item::Index => {
                 return Ok(vec![array("ids".into(), DType::UInt64, vec![batch], Fill::Ids)?]);
@@ -265,7 +373,7 @@ impl View {
     fn about(&self, key: Key) -> String {
         match key.item {
             Item::Record(_) => format!("record {}", key.number),
-            _ => format!("spec {}, step {}", self.sampler.spec(), key.number),
+            _ => format!("spec {}, step {}", self.spec(), key.number),
         }
     }
 }

@@ -55,9 +55,15 @@ impl View {
             }
             _ => {
                 out["format"] = "batchfs-batch".into();
-                out["spec"] = self.sampler().spec().to_string().into();
+                out["spec"] = self.spec().to_string().into();
                 out["step"] = key.number.into();
-                out["cycle"] = self.sampler().cycle_of(key.number).into();
+                out["cycle"] = self.cycle_of(key.number).into();
+                if self.rows().is_some() {
+                    out["format"] = "batchfs-tokens".into();
+                    out["layout"] = "dense".into();
+                    out["epoch"] = out["cycle"].take();
+                    return Ok(format!("{out:#}\n"));
+                }
                 let ids = self.plan(key)?;
                 if ids.len() > MOST_IDS {
                     let why = format!(

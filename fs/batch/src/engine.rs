@@ -306,6 +306,9 @@ impl Inner {
         };
         let layout = view.layout(key)?;
         if key.face.making() == Making::Gathered {
+            if layout.size == 0 {
+                return Err(Error::Empty { item: view.name(key) });
+            }
             return gathered(&layout);
         }
         let file = if layout.size == 0 {
@@ -336,15 +339,17 @@ impl Inner {
         let split = wanted && layout.size >= WORTH_A_POOL && self.pool.current_num_threads() > 1;
         // Writing is for new memory alone, and its kernel lock lets one thread at a time.
         let filled = if self.shown.load(Ordering::Relaxed) && !region.is_mapped() && !split {
-            write(view, &ids, layout, &mut region)
+            write(view, key.number, &ids, layout, &mut region)
         } else {
-            region
-                .bytes_mut()
-                .map_err(Failure::Region)
-                .and_then(|out| gather(view, &ids, layout, out, wanted.then_some(&self.pool)))
+            region.bytes_mut().map_err(Failure::Region).and_then(|out| {
+                gather(view, key.number, &ids, layout, out, wanted.then_some(&self.pool))
+            })
         };
         filled.map_err(|failure| match failure {
             Failure::Store(source) => Error::Store { item: view.name(key), source },
+            Failure::Pieces { needed, room } => {
+                Error::TooManyPieces { item: view.name(key), needed, room }
+            }
             Failure::Region(source) => {
                 let source = AllocError::Os { len: layout.size, source };
                 Error::Memory { item: view.name(key), source }

@@ -39,6 +39,36 @@ pub enum Error {
         /// What was asked for.
         item: String,
     },
+    /// The step's rows have more pieces of documents than the spec leaves room for.
+    #[error(
+        "{item}: its rows are made of {needed} pieces of documents, and there is room for {room}; mount with a larger pieces= in the spec (room per row), or read the bare file"
+    )]
+    TooManyPieces {
+        /// What was asked for.
+        item: String,
+        /// Pieces of the step.
+        needed: u64,
+        /// Room for them.
+        room: u64,
+    },
+    /// The budget for decoded row groups cannot hold what one step needs.
+    #[error(
+        "{spec} needs {needed} bytes for the decoded row groups that one step can be made of, and the budget is {limit}; give a larger --budget, or take a smaller window"
+    )]
+    Budget {
+        /// The spec.
+        spec: String,
+        /// The least budget.
+        needed: u64,
+        /// The budget.
+        limit: u64,
+    },
+    /// There is such a file, but not a byte in it, so that it has no region.
+    #[error("{item}: it is empty")]
+    Empty {
+        /// What was asked for.
+        item: String,
+    },
     /// There is no such record.
     #[error("{item}: there is no such record; there are {len}, numbered from 0")]
     NoRecord {

@@ -5,6 +5,7 @@ use batchfs_store::{Error, Stream};
 use rayon::ThreadPool;
 
 use crate::layout::Fill;
+use crate::tokens::Step;
 use crate::{Layout, View};
 
 /// Bytes that a thread should have to copy before another one is woken for the rest: waking
@@ -22,6 +23,13 @@ const LARGE: usize = 4 << 20;
 pub(crate) enum Failure {
     /// Reading the data failed.
     Store(Error),
+    /// There is no room for the pieces of a step.
+    Pieces {
+        /// How many there are.
+        needed: u64,
+        /// How many there is room for.
+        room: u64,
+    },
     /// The memory could not be had.
     Region(io::Error),
 }
@@ -49,11 +57,13 @@ pub(crate) fn stream(view: &View, number: u16) -> Result<&dyn Stream, Error> {
 /// The first failure of a stream that was met; what `out` holds then is unspecified.
 pub(crate) fn gather(
     view: &View,
+    number: u64,
     ids: &[u64],
     layout: &Layout,
     out: &mut [u8],
     pool: Option<&ThreadPool>,
 ) -> Result<(), Failure> {
+    let step = step(view, layout, number)?;
     let (header, mut rest) = out.split_at_mut(layout.header.len());
     header.copy_from_slice(&layout.header);
     let mut at = layout.header.len() as u64;
@@ -69,6 +79,16 @@ pub(crate) fn gather(
             Fill::Offsets(s) => offsets(stream(view, s)?, ids, out)?,
             Fill::Shapes(s) => shapes(stream(view, s)?, ids, out)?,
             Fill::Ids => put(out, ids),
+            Fill::Tokens => {
+                let step = step.as_ref().ok_or_else(|| no_step(view))?;
+                match pool {
+                    Some(pool) => step.fill_shared(out, pool)?,
+                    None => step.fill(0..view.local_batch(), out)?,
+                }
+            }
+            Fill::PieceOffsets | Fill::PieceDocuments | Fill::PiecePlaces | Fill::PieceCount => {
+                step.as_ref().ok_or_else(|| no_step(view))?.pieces(array.fill, out)?;
+            }
             Fill::Zeros => out.fill(0),
             Fill::Trailer => out.copy_from_slice(&layout.trailer),
         }
@@ -76,6 +96,25 @@ pub(crate) fn gather(
     }
     rest.fill(0);
     Ok(())
+}
+
+/// The step's row groups, if the file is made of tokens.
+pub(crate) fn step<'a>(
+    view: &'a View,
+    layout: &Layout,
+    number: u64,
+) -> Result<Option<Step<'a>>, Failure> {
+    match view.rows() {
+        Some(rows) if layout.arrays.iter().any(|a| a.fill == Fill::Tokens) => {
+            Ok(Some(rows.step(number)?))
+        }
+        _ => Ok(None),
+    }
+}
+
+pub(crate) fn no_step(view: &View) -> Error {
+    let why = "has no tokens".to_owned();
+    Error::Invalid { path: view.dataset().origin().to_owned(), why }
 }
 
 /// Where each record starts in the values, and where the last one ends.
@@ -165,7 +204,7 @@ fn ragged_parts<'a>(
 
 /// Does `work` for each part: on this thread, which need not wait until another one is awake, and
 /// on those of `pool`.
-fn share<T: Send>(
+pub(crate) fn share<T: Send>(
     pool: &ThreadPool,
     parts: Vec<T>,
     work: impl Fn(T) -> Result<(), Error> + Sync,

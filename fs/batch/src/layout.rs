@@ -24,6 +24,16 @@ pub enum Fill {
     Shapes(u16),
     /// The record ids.
     Ids,
+    /// The tokens of a step, row after row.
+    Tokens,
+    /// Where the pieces of a step begin in its rows.
+    PieceOffsets,
+    /// The document of each piece of a step.
+    PieceDocuments,
+    /// Where each piece begins in its document.
+    PiecePlaces,
+    /// How many pieces a step has.
+    PieceCount,
     /// Nothing: room that a format wants to be named.
     Zeros,
     /// What ends the file: [`Layout::trailer`].

@@ -17,9 +17,11 @@ mod face;
 mod gather;
 mod layout;
 mod metrics;
+mod order;
 mod predict;
 mod render;
 mod slots;
+mod tokens;
 mod write;
 
 pub use dataset::{Dataset, NamedStream, View};
@@ -29,5 +31,8 @@ pub use face::{Face, Item, Key, Making};
 pub use gather::gather_records;
 pub use layout::{Array, Fill, Layout};
 pub use metrics::Metrics;
+pub use order::ViewSpec;
+pub use tokens::{Provenance, StepPart, TokenFigures, TokenRows, Tokens};
 
+pub use batchfs_sampler::lanes::LaneSpec;
 pub use batchfs_sampler::{Spec, SpecError};

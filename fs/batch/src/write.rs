@@ -6,7 +6,7 @@ use std::io;
 use batchfs_region::RegionMut;
 use batchfs_store::Stream;
 
-use crate::gather::{Failure, offsets, put, shapes, stream};
+use crate::gather::{Failure, no_step, offsets, put, shapes, step, stream};
 use crate::layout::Fill;
 use crate::{Layout, View};
 
@@ -25,10 +25,12 @@ thread_local! {
 /// The first failure that was met; what `region` holds then is unspecified.
 pub(crate) fn write(
     view: &View,
+    number: u64,
     ids: &[u64],
     layout: &Layout,
     region: &mut RegionMut,
 ) -> Result<(), Failure> {
+    let step = step(view, layout, number)?;
     BUFFER.with_borrow_mut(|buffer| {
         buffer.resize(2 * CHUNK, 0);
         let mut out = Writer { region, buffer, used: 0, at: 0 };
@@ -48,6 +50,24 @@ pub(crate) fn write(
                     Ok(())
                 })?,
                 Fill::Zeros => out.zeros(array.nbytes)?,
+                Fill::Tokens => {
+                    let step = step.as_ref().ok_or_else(|| no_step(view))?;
+                    let rows = view.local_batch();
+                    let row = array.nbytes / rows.max(1);
+                    let mut at = 0;
+                    while at < rows {
+                        let count = out.room().div_ceil(row.max(1)).clamp(1, rows - at);
+                        out.with(row * count, |to| Ok(step.fill(at..at + count, to)?))?;
+                        at += count;
+                    }
+                }
+                Fill::PieceOffsets
+                | Fill::PieceDocuments
+                | Fill::PiecePlaces
+                | Fill::PieceCount => {
+                    let step = step.as_ref().ok_or_else(|| no_step(view))?;
+                    out.with(array.nbytes, |to| step.pieces(array.fill, to))?;
+                }
                 Fill::Trailer => out.bytes(&layout.trailer)?,
             }
         }

@@ -10,7 +10,7 @@ use fuser::Errno;
 pub(crate) fn errno(error: &Error) -> Errno {
     match error {
         Error::NoFace { .. } | Error::NoRecord { .. } => Errno::ENOENT,
-        Error::Overflow { .. } => Errno::EOVERFLOW,
+        Error::Overflow { .. } | Error::TooManyPieces { .. } => Errno::EOVERFLOW,
         Error::TooLarge { .. }
         | Error::TooManyIds { .. }
         | Error::NoRoom { .. }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use batchfs_batch::{Face, Item, Key};
+use batchfs_batch::{Error, Face, Item, Key};
 use fuser::{
     BsdFileFlags, Errno, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
     InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData,
@@ -53,7 +53,10 @@ impl BatchFs {
                     return then(&tree, Err(Errno::ESTALE));
                 };
                 self.tree.engine.open(key, &view, move |made| {
-                    let size = made.map(|file| file.region().len() as u64);
+                    let size = match made {
+                        Err(why) if matches!(*why, Error::Empty { .. }) => Ok(0),
+                        made => made.map(|file| file.region().len() as u64),
+                    };
                     then(&tree, size.map_err(|why| tree.failed(&why)));
                 });
             }
@@ -178,6 +181,9 @@ impl Filesystem for BatchFs {
             Ok(batch) => {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 files.open(Open::Region(Arc::new(batch)), flags, reply);
+            }
+            Err(why) if matches!(*why, Error::Empty { .. }) => {
+                files.open(Open::Text("".into()), FopenFlags::FOPEN_KEEP_CACHE, reply);
             }
             Err(why) => reply.error(tree.failed(&why)),
         });

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use batchfs_batch::{Engine, Face, Item, Key, View};
+use batchfs_batch::{Face, Item, Key, TokenRows, View};
 use serde_json::json;
 
 use crate::session::Delivery;
@@ -10,9 +10,11 @@ use crate::tree::Tree;
 
 /// `README.txt`: what this is and how to use it, with this dataset's own names.
 pub(crate) fn readme(view: &View) -> String {
+    if let Some(rows) = view.rows() {
+        return token_readme(view, rows);
+    }
     let data = view.dataset();
-    let sampler = view.sampler();
-    let (batch, steps, len) = (sampler.local_batch(), sampler.steps_per_cycle(), data.len());
+    let (batch, steps, len) = (view.local_batch(), view.steps_per_cycle(), data.len());
     let first = data.streams().first().map_or("", |s| &s.name);
     let mut out = String::new();
     let mut say = |line: &str| {
@@ -23,7 +25,7 @@ pub(crate) fn readme(view: &View) -> String {
     say("");
     say(&format!("  source   {}", data.origin().display()));
     say(&format!("  records  {len} in each stream"));
-    say(&format!("  spec     {}", sampler.spec()));
+    say(&format!("  spec     {}", view.spec()));
     say(&format!("  batch    {batch} records; {steps} steps make a cycle"));
     say("");
     say("The streams, and what a batch of each is:");
@@ -89,6 +91,49 @@ pub(crate) fn readme(view: &View) -> String {
     out
 }
 
+/// `README.txt` of a mount of tokens.
+fn token_readme(view: &View, rows: &TokenRows) -> String {
+    let spec = rows.lanes().spec();
+    let (count, steps, len) = (rows.rows(), rows.steps_per_epoch(), spec.seq_len);
+    let (dtype, total) = (rows.dtype(), rows.lanes().epoch_tokens());
+    format!(
+        "\
+This folder is a dataset of tokens, mounted by batchfs. Every training batch is a file.
+
+  source   {source}
+  tokens   {total} in {documents} documents, column of Parquet files
+  spec     {spec}
+  batch    {dtype} ({count}, {len}): full rows, no token dropped, none padded
+  epoch    {steps} steps
+
+What is where:
+
+  tokens/batch/17              the batch of step 17: its bytes, C order, little-endian
+  tokens/batch/17.npy          the same for numpy.load(..., mmap_mode=\"r\")
+  tokens/batch/17.safetensors  tokens, cu_seqlens, document_ids, document_offsets, pieces
+  tokens/batch/17.arrow        the tokens as an Arrow table
+  tokens/batch/17.json         dtype, shape, epoch
+  tokens/batch/17.txt          a look at its values; .sha256 is their hash
+  tokens/record/5              one document, in the order of the source
+  tokens/schema.json           what a document is
+  view/<spec>/                 the same under another spec, such as view/lanes=64,seed=7
+  .batchfs/config.json         how this was mounted
+  .batchfs/metrics             counters and gauges, Prometheus text
+  .batchfs/errors              why an open or a read failed; the newest is last
+
+Any step from 0 to 18446744073709551615 can be opened; a listing shows the first epoch.
+The same spec and step name the same bytes for ever: to resume a run, open the next step.
+
+In Python, with nothing but NumPy:
+
+  import numpy as np
+  x = np.load(\"tokens/batch/0.npy\", mmap_mode=\"r\")
+",
+        source = view.dataset().origin().display(),
+        documents = view.dataset().len(),
+    )
+}
+
 /// `.batchfs/config.json`.
 pub(crate) fn config(tree: &Tree) -> String {
     let view = tree.main();
@@ -106,9 +151,9 @@ pub(crate) fn config(tree: &Tree) -> String {
         "source": view.dataset().origin().to_string_lossy(),
         "streams": streams,
         "records": view.dataset().len(),
-        "spec": view.sampler().spec().to_string(),
-        "local_batch": view.sampler().local_batch(),
-        "steps_per_cycle": view.sampler().steps_per_cycle(),
+        "spec": view.spec().to_string(),
+        "local_batch": view.local_batch(),
+        "steps_per_cycle": view.steps_per_cycle(),
         "delivery": delivery,
         "delivery_reason": why,
         "memory_limit": arena.limit(),
@@ -119,7 +164,8 @@ pub(crate) fn config(tree: &Tree) -> String {
 }
 
 /// `.batchfs/metrics`, in the Prometheus text format.
-pub(crate) fn metrics(engine: &Engine) -> String {
+pub(crate) fn metrics(tree: &Tree) -> String {
+    let engine = &tree.engine;
     // What readers have let go counts as theirs until it was looked at.
     engine.arena().sweep();
     let stats = engine.arena().stats();
@@ -137,6 +183,33 @@ pub(crate) fn metrics(engine: &Engine) -> String {
             format!("{name}_total")
         };
         put(&name, "counter", help, value);
+    }
+    if let Some(tokens) = tree.main().dataset().tokens() {
+        let figures = tokens.figures();
+        for (name, kind, help, value) in [
+            ("row_groups_decoded_total", "counter", "Row groups decoded", figures.decoded),
+            (
+                "row_group_hits_total",
+                "counter",
+                "Row groups that were in memory when a step needed them",
+                figures.hits,
+            ),
+            (
+                "source_received_bytes_total",
+                "counter",
+                "Bytes received from the source, for its index, too",
+                figures.received,
+            ),
+            (
+                "budget_limit_bytes",
+                "gauge",
+                "The byte budget for decoded row groups",
+                figures.budget,
+            ),
+            ("budget_used_bytes", "gauge", "Decoded row groups", figures.used),
+        ] {
+            put(name, kind, help, value);
+        }
     }
     let gauges = [
         (

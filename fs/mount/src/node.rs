@@ -1,4 +1,4 @@
-use batchfs_batch::{Face, Key, Spec};
+use batchfs_batch::{Face, Key, ViewSpec};
 
 /// Everything that has a name in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -9,7 +9,7 @@ pub(crate) enum Node {
     /// A batch, record or index in one of its faces.
     File(Key),
     /// Another spelling of a view's spec: a link to the folder of that name.
-    Link(Spec),
+    Link(ViewSpec),
 }
 
 /// What there is once per mount. The values are inode numbers, and FUSE's root is 1.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use batchfs_batch::{Dataset, Engine, Face, Item, Key, Spec, SpecError, View};
+use batchfs_batch::{Dataset, Engine, Face, Item, Key, View};
 use fuser::{Errno, FileAttr, FileType, INodeNo, Notifier};
 
 use crate::errlog::ErrorLog;
@@ -119,7 +119,8 @@ impl Tree {
         }
         let no =
             |why: String| Missing::NoView(format!("view/{name}: there is no such view: {why}"));
-        let spec: Spec = name.parse().map_err(|e: SpecError| no(e.to_string()))?;
+        let parsed = self.dataset().parse_spec(name);
+        let spec = parsed.map_err(|e| no(e.to_string()))?;
         if spec.to_string() != name {
             self.views.check(spec).map_err(|e| no(e.to_string()))?;
             return Ok(Node::Link(spec));
@@ -207,10 +208,12 @@ impl Tree {
 
     /// What every view has.
     fn inner(&self, view: u16) -> Vec<(String, Node)> {
-        let mut all = vec![
-            ("index".to_owned(), Node::Inner(view, Inner::Indices)),
-            ("all".to_owned(), Node::Inner(view, Inner::All)),
-        ];
+        let mut all = Vec::new();
+        // A step of tokens has no record ids, and is the only stream.
+        if self.dataset().tokens().is_none() {
+            all.push(("index".to_owned(), Node::Inner(view, Inner::Indices)));
+            all.push(("all".to_owned(), Node::Inner(view, Inner::All)));
+        }
         let streams = self.dataset().streams().iter().enumerate();
         all.extend(
             streams.map(|(i, s)| (s.name.clone(), Node::Inner(view, Inner::Stream(i as u16)))),
@@ -222,7 +225,7 @@ impl Tree {
     /// steps, or all records. Any other step may be opened all the same.
     fn numbered(&self, folder: Node) -> Option<(u64, Item, Face)> {
         let view = self.views.get(folder.view())?;
-        let steps = view.sampler().steps_per_cycle();
+        let steps = view.steps_per_cycle();
         match folder {
             Node::Inner(_, Inner::Batches(s)) => Some((steps, Item::Batch(s), Face::Bare)),
             Node::Inner(_, Inner::Indices) => Some((steps, Item::Index, Face::Bare)),
@@ -286,7 +289,7 @@ impl Tree {
         match node {
             Node::Top(Top::Readme) => Some(guide::readme(self.main())),
             Node::Top(Top::Config) => Some(guide::config(self)),
-            Node::Top(Top::Metrics) => Some(guide::metrics(&self.engine)),
+            Node::Top(Top::Metrics) => Some(guide::metrics(self)),
             Node::Top(Top::Errors) => Some(self.errors.text()),
             Node::Inner(_, Inner::Schema(s)) => {
                 self.dataset().stream(s).map(|s| format!("{:#}\n", s.describe()))
@@ -362,7 +365,7 @@ impl Tree {
     pub(crate) fn totals(&self) -> (u64, u64) {
         let streams = self.dataset().streams();
         let bytes = streams.iter().map(|s| s.stream.payload_bytes()).fold(0, u64::saturating_add);
-        let steps = self.main().sampler().steps_per_cycle();
+        let steps = self.main().steps_per_cycle();
         let each = steps.saturating_add(self.dataset().len()).saturating_add(4);
         let files = each.saturating_mul(streams.len() as u64).saturating_add(2 * steps + 8);
         (bytes, files)

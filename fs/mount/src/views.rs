@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use batchfs_batch::{Engine, Error, Spec, View};
+use batchfs_batch::{Engine, Error, View, ViewSpec};
 
 /// As many numbers as inode numbers have room for; 0 is the mount's own view.
 const MOST: u16 = 127;
@@ -70,20 +70,20 @@ impl Views {
     }
 
     /// A view of the same data, without a number that anybody else knows.
-    pub(crate) fn check(&self, spec: Spec) -> Result<(), Error> {
+    pub(crate) fn check(&self, spec: ViewSpec) -> Result<(), Error> {
         self.make(0, spec).map(drop)
     }
 
-    fn make(&self, number: u16, spec: Spec) -> Result<View, Error> {
+    fn make(&self, number: u16, spec: ViewSpec) -> Result<View, Error> {
         View::new(number, &format!("view/{spec}/"), self.main.dataset().clone(), spec)
     }
 
     /// The number of the view with this spec, new or known. Counts as a lookup of its folder.
-    pub(crate) fn look_up(&self, spec: Spec, engine: &Engine) -> Result<u16, NoView> {
+    pub(crate) fn look_up(&self, spec: ViewSpec, engine: &Engine) -> Result<u16, NoView> {
         let mut state = self.lock();
         state.time += 1;
         let time = state.time;
-        let known = state.used.iter_mut().find(|(_, u)| *u.view.sampler().spec() == spec);
+        let known = state.used.iter_mut().find(|(_, u)| u.view.spec() == spec);
         if let Some((number, used)) = known {
             used.lookups += 1;
             used.time = time;
@@ -96,7 +96,7 @@ impl Views {
             .ok_or(NoView::Full)?;
         let view = Arc::new(self.make(number, spec).map_err(NoView::Unfit)?);
         state.last = number;
-        let name = view.sampler().spec().to_string();
+        let name = view.spec().to_string();
         state.used.insert(number, Used { view, name, lookups: 1, folders: 0, time });
         Ok(number)
     }
@@ -174,12 +174,14 @@ impl Views {
 mod tests {
     use batchfs_batch::{Dataset, NamedStream, Options};
     use batchfs_region::{Arena, Config};
+    use batchfs_sampler::Spec;
     use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
 
     use super::*;
 
-    fn spec(seed: u64) -> Spec {
-        format!("batch=10,seed={seed}").parse().unwrap()
+    fn spec(batch: u64, seed: u64) -> ViewSpec {
+        let spec: Spec = format!("batch={batch},seed={seed}").parse().unwrap();
+        spec.into()
     }
 
     #[test]
@@ -193,12 +195,12 @@ mod tests {
         let stream = Arc::new(Store::open(&path, OpenOptions::default()).unwrap());
         let named = NamedStream { name: "s".to_owned(), stream };
         let data = Arc::new(Dataset::new(&path, vec![named]).unwrap());
-        let main = Arc::new(View::new(0, "", data, Spec { batch: 10, ..spec(0) }).unwrap());
+        let main = Arc::new(View::new(0, "", data, spec(10, 0)).unwrap());
         let arena = Arena::new(&Config { limit: 1 << 20, backing: None }).unwrap();
         let engine = Engine::new(arena, &Options { threads: 1 }).unwrap();
         let views = Views::new(main);
 
-        let number = |seed| views.look_up(spec(seed), &engine).ok();
+        let number = |seed| views.look_up(spec(10, seed), &engine).ok();
         let first = number(0).unwrap();
         assert_eq!(number(0), Some(first));
         assert!(views.told(first, None));
@@ -212,17 +214,17 @@ mod tests {
 
         let all: Vec<u16> = (0..MOST.into()).map(|seed| number(seed).unwrap()).collect();
         assert_eq!(views.list().len(), 127);
-        assert!(matches!(views.look_up(spec(500), &engine), Err(NoView::Full)));
+        assert!(matches!(views.look_up(spec(10, 500), &engine), Err(NoView::Full)));
         assert_eq!(views.idle(&engine).len(), 48);
-        assert!(views.idle(&engine).contains(&spec(0).to_string()), "the oldest are idle");
+        assert!(views.idle(&engine).contains(&spec(10, 0).to_string()), "the oldest are idle");
         views.folder(all[0], true);
-        assert!(!views.idle(&engine).contains(&spec(0).to_string()), "it is open");
+        assert!(!views.idle(&engine).contains(&spec(10, 0).to_string()), "it is open");
         views.forget(all[5], 1, &engine);
         assert_eq!(number(500), Some(all[5]));
-        let unfit = views.look_up(Spec { batch: 101, ..spec(0) }, &engine);
+        let unfit = views.look_up(spec(101, 0), &engine);
         assert!(matches!(unfit, Err(NoView::Full)));
         views.forget(all[6], 1, &engine);
-        let unfit = views.look_up(Spec { batch: 101, ..spec(0) }, &engine);
+        let unfit = views.look_up(spec(101, 0), &engine);
         assert!(matches!(unfit, Err(NoView::Unfit(e)) if e.to_string().contains("batch=101")));
     }
 }

@@ -27,6 +27,18 @@ pub enum Error {
         /// What does not match.
         why: String,
     },
+    /// A row group cannot be trusted or understood.
+    #[error("{file}: row group {group}{}: {why}", name_row(*.row))]
+    RowGroup {
+        /// The file, as a path or an address.
+        file: String,
+        /// The row group's number in the file.
+        group: u64,
+        /// The row in it, if one can be named.
+        row: Option<u64>,
+        /// What is wrong and, where there is one, the way out.
+        why: String,
+    },
     /// A record of a single file cannot be had any more.
     #[error("{path}: record {record}: {why}", path = path.display())]
     DamagedFile {
@@ -90,4 +102,8 @@ impl Error {
         let path = path.into();
         move |source| Error::Io { path, action, source }
     }
+}
+
+fn name_row(row: Option<u64>) -> String {
+    row.map(|row| format!(", row {row}")).unwrap_or_default()
 }

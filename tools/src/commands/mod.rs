@@ -1,8 +1,10 @@
 pub mod create;
 pub mod export;
 pub mod ids;
+pub mod index;
 pub mod info;
 pub mod mount;
+pub mod tokens;
 pub mod train_dict;
 pub mod umount;
 pub mod verify;

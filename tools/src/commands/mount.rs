@@ -4,15 +4,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use batchfs_batch::View;
+use batchfs_batch::{Spec, View};
 use batchfs_mount::{Delivery, Ended, Mounted, Options, Prepared};
 use batchfs_store::Verify;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
-use super::{about, dataset};
-use crate::args::{Mount, When};
+use super::{about, dataset, tokens};
+use crate::args::{Mount, Order, When};
 use crate::daemon::{self, Tether};
 use crate::say;
 use crate::signals::Signals;
@@ -82,9 +82,17 @@ fn prepare(args: &Mount) -> anyhow::Result<Prepared> {
         When::Never => Verify::Never,
     };
     // The daemon changes its folder. Links stay: a stream's name is the one that was given.
-    let source = std::path::absolute(&args.source)?;
-    let data = dataset(&source, verify, &args.types)?;
-    let view = View::new(0, "", data, args.spec).map_err(|e| about(&source, e))?;
+    let address = args.source.to_str().is_some_and(|source| source.contains("://"));
+    let source = if address { args.source.clone() } else { std::path::absolute(&args.source)? };
+    let view = if tokens::is_tokens(&source)? {
+        let order = args.spec.as_ref();
+        let (data, spec) = tokens::dataset(&source, &args.tokens, order, args.threads)?;
+        View::new(0, "", data, spec)
+    } else {
+        let spec = args.spec.as_ref().map_or(Ok(Spec::default()), Order::records)?;
+        View::new(0, "", dataset(&source, verify, &args.types)?, spec)
+    };
+    let view = view.map_err(|e| about(&source, e))?;
     let options = Options {
         memory: args.memory.as_u64(),
         allow_other: args.allow_other,

@@ -34,7 +34,7 @@ pub(super) fn render(
         [one] => {
             let _ = writeln!(out, "{} {}, {} bytes", one.dtype, tuple(&one.shape), one.nbytes);
             if !matches!(key.item, Item::Record(_)) {
-                let _ = writeln!(out, "spec {}, step {}", view.sampler().spec(), key.number);
+                let _ = writeln!(out, "spec {}, step {}", view.spec(), key.number);
             }
             out.push('\n');
             print(&mut out, one.dtype, &one.shape, part(one)?, WHOLE);
@@ -42,7 +42,7 @@ pub(super) fn render(
         [values, offsets, shapes] if matches!(values.fill, Fill::Records(_)) => {
             let (count, total) = (shapes.shape[0], values.shape[0]);
             let _ = writeln!(out, "{}, ragged: {count} records, {total} values", values.dtype);
-            let _ = writeln!(out, "spec {}, step {}", view.sampler().spec(), key.number);
+            let _ = writeln!(out, "spec {}, step {}", view.spec(), key.number);
             let ids = view.plan(key).map_err(|e| e.to_string())?;
             let axes = shapes.shape[1] as usize;
             let numbers = part(shapes)?.chunks_exact(8).map(|b| {

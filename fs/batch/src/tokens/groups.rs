@@ -1,0 +1,398 @@
+//! Decoded row groups in memory, within a budget of bytes.
+//!
+//! Whoever needs some pins all of them at once: nobody holds some and waits for others, so that two
+//! never wait for each other.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use batchfs_store::{Error, GroupCounts, TokenGroup, TokenSource};
+
+/// Decodes row groups and keeps them while there is room.
+pub(crate) struct Groups {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    source: Arc<dyn TokenSource>,
+    budget: u64,
+    state: Mutex<State>,
+    /// Signalled when there is something to decode.
+    work: Condvar,
+    /// Signalled when something was decoded, or is no longer pinned.
+    changed: Condvar,
+    decoded: AtomicU64,
+    hits: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    entries: HashMap<usize, Entry>,
+    /// Bytes of all entries.
+    used: u64,
+    clock: u64,
+    demand: VecDeque<usize>,
+    ahead: VecDeque<usize>,
+    /// What is not given up for something that is read ahead.
+    kept: HashSet<usize>,
+    stop: bool,
+}
+
+struct Entry {
+    bytes: u64,
+    pins: usize,
+    /// When it was last pinned.
+    last: u64,
+    content: Content,
+}
+
+enum Content {
+    /// Queued, or being decoded.
+    Coming,
+    Here(Arc<TokenGroup>),
+    /// For those that had it pinned. The next one tries again.
+    Failed(Error),
+}
+
+/// Row groups that stay in memory while this lives.
+pub(crate) struct Pinned {
+    groups: HashMap<usize, Arc<TokenGroup>>,
+    inner: Arc<Inner>,
+}
+
+impl Pinned {
+    /// A row group that was asked for.
+    pub(crate) fn get(&self, group: usize) -> Option<&TokenGroup> {
+        self.groups.get(&group).map(|group| &**group)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.inner.unpin(self.groups.keys().copied());
+    }
+}
+
+impl Groups {
+    /// Starts `threads` threads that decode.
+    ///
+    /// # Errors
+    /// If they cannot be started.
+    pub(crate) fn new(
+        source: Arc<dyn TokenSource>,
+        budget: u64,
+        threads: usize,
+    ) -> std::io::Result<Groups> {
+        let inner = Arc::new(Inner {
+            source,
+            budget,
+            state: Mutex::default(),
+            work: Condvar::new(),
+            changed: Condvar::new(),
+            decoded: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+        });
+        let groups = Groups { inner };
+        for i in 0..threads {
+            let inner = groups.inner.clone();
+            // Not joined: one may be waiting for a far source.
+            thread::Builder::new().name(format!("decode-{i}")).spawn(move || inner.decode())?;
+        }
+        Ok(groups)
+    }
+
+    pub(crate) fn source(&self) -> &Arc<dyn TokenSource> {
+        &self.inner.source
+    }
+
+    pub(crate) fn budget(&self) -> u64 {
+        self.inner.budget
+    }
+
+    /// Bytes of what is in memory; row groups decoded; pins of those that were there already.
+    pub(crate) fn figures(&self) -> (u64, u64, u64) {
+        let inner = &self.inner;
+        let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        (inner.lock().used, count(&inner.decoded), count(&inner.hits))
+    }
+
+    /// Pins the row groups `wanted`, which fit into the budget together, and waits until they are
+    /// decoded. They are what reading ahead does not displace from now on.
+    ///
+    /// # Errors
+    /// The first of them that could not be read.
+    pub(crate) fn pin(&self, wanted: &[usize]) -> Result<Pinned, Error> {
+        let wanted: HashSet<usize> = wanted.iter().copied().collect();
+        let inner = &self.inner;
+        let mut state = inner.admit(&wanted);
+        state.kept.clone_from(&wanted);
+        inner.work.notify_all();
+        let pinned = loop {
+            let own = state.demand.iter().position(|group| wanted.contains(group));
+            if let Some(group) = own.and_then(|at| state.demand.remove(at)) {
+                drop(state);
+                inner.load(group);
+                state = inner.lock();
+                continue;
+            }
+            match state.collect(&wanted) {
+                Some(all) => break all,
+                None => {
+                    state = inner.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        };
+        drop(state);
+        match pinned {
+            Ok(groups) => Ok(Pinned { groups, inner: inner.clone() }),
+            Err(error) => {
+                inner.unpin(wanted.into_iter());
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts to decode these row groups as far as there is room. What was to be decoded ahead
+    /// before, and was not begun, is not any more.
+    pub(crate) fn ahead(&self, wanted: &[usize]) {
+        let inner = &self.inner;
+        let mut state = inner.lock();
+        for group in std::mem::take(&mut state.ahead) {
+            state.forget(group);
+        }
+        let mut new = Vec::new();
+        let others: HashSet<usize> = wanted.iter().copied().collect();
+        for &group in wanted {
+            if state.entries.contains_key(&group) {
+                continue;
+            }
+            let bytes = inner.bytes(group);
+            let keep =
+                |group: &usize, state: &State| state.kept.contains(group) || others.contains(group);
+            if !state.make_room(bytes, inner.budget, keep) {
+                break;
+            }
+            state.insert(group, bytes, 0);
+            state.ahead.push_back(group);
+            new.push(group);
+        }
+        drop(state);
+        inner.source.announce(&new);
+        inner.work.notify_all();
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        self.inner.lock().stop = true;
+        self.inner.work.notify_all();
+    }
+}
+
+impl State {
+    /// Removes what was queued and never begun.
+    fn forget(&mut self, group: usize) {
+        let idle = |entry: &Entry| entry.pins == 0 && matches!(entry.content, Content::Coming);
+        if self.entries.get(&group).is_some_and(idle)
+            && let Some(entry) = self.entries.remove(&group)
+        {
+            self.used -= entry.bytes;
+        }
+    }
+
+    fn insert(&mut self, group: usize, bytes: u64, pins: usize) {
+        self.clock += 1;
+        let entry = Entry { bytes, pins, last: self.clock, content: Content::Coming };
+        self.entries.insert(group, entry);
+        self.used += bytes;
+    }
+
+    /// Gives up row groups, the longest unused first, until `bytes` more fit into the budget.
+    fn make_room(
+        &mut self,
+        bytes: u64,
+        budget: u64,
+        keep: impl Fn(&usize, &State) -> bool,
+    ) -> bool {
+        while self.used.saturating_add(bytes) > budget {
+            let idle = |entry: &Entry| entry.pins == 0 && !matches!(entry.content, Content::Coming);
+            let oldest = self
+                .entries
+                .iter()
+                .filter(|(group, entry)| idle(entry) && !keep(group, self))
+                .min_by_key(|(_, entry)| entry.last)
+                .map(|(group, _)| *group);
+            let Some(entry) = oldest.and_then(|group| self.entries.remove(&group)) else {
+                return false;
+            };
+            self.used -= entry.bytes;
+        }
+        true
+    }
+
+    /// All of them, once each is there or has failed.
+    #[allow(clippy::type_complexity)]
+    fn collect(
+        &self,
+        wanted: &HashSet<usize>,
+    ) -> Option<Result<HashMap<usize, Arc<TokenGroup>>, Error>> {
+        let mut all = HashMap::with_capacity(wanted.len());
+        let mut failed = None;
+        for group in wanted {
+            match self.entries.get(group).map(|entry| &entry.content) {
+                Some(Content::Here(here)) => {
+                    all.insert(*group, here.clone());
+                }
+                Some(Content::Failed(error)) => failed = Some(again(error)),
+                _ => return None,
+            }
+        }
+        Some(failed.map_or(Ok(all), Err))
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Entries are whole at each point where a method could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bytes(&self, group: usize) -> u64 {
+        self.source.groups().get(group).copied().map_or(0, GroupCounts::decoded_bytes)
+    }
+
+    /// Waits until `wanted` fit beside what others have pinned, and pins them.
+    fn admit(&self, wanted: &HashSet<usize>) -> MutexGuard<'_, State> {
+        let own: u64 = wanted.iter().map(|group| self.bytes(*group)).sum();
+        let mut state = self.lock();
+        loop {
+            // What is being decoded ahead cannot be given up before it is done.
+            let queued = std::mem::take(&mut state.ahead);
+            for group in queued {
+                match wanted.contains(&group) {
+                    true => state.demand.push_back(group),
+                    false => state.forget(group),
+                }
+            }
+            let held: u64 = state
+                .entries
+                .iter()
+                .filter(|(group, entry)| {
+                    let busy = entry.pins > 0 || matches!(entry.content, Content::Coming);
+                    busy && !wanted.contains(group)
+                })
+                .map(|(_, entry)| entry.bytes)
+                .sum();
+            // One that is too large by itself was refused before; if not, it goes alone.
+            if held == 0 || held.saturating_add(own) <= self.budget {
+                break;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let missing: Vec<usize> =
+            wanted.iter().copied().filter(|group| !state.entries.contains_key(group)).collect();
+        let needed = missing.iter().map(|group| self.bytes(*group)).sum();
+        state.make_room(needed, self.budget, |group, _| wanted.contains(group));
+        state.clock += 1;
+        let now = state.clock;
+        for group in wanted {
+            match state.entries.get_mut(group) {
+                Some(entry) => {
+                    entry.pins += 1;
+                    entry.last = now;
+                    if matches!(entry.content, Content::Failed(_)) && entry.pins == 1 {
+                        entry.content = Content::Coming;
+                        state.demand.push_back(*group);
+                    } else {
+                        self.hits.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                None => {
+                    state.insert(*group, self.bytes(*group), 1);
+                    state.demand.push_back(*group);
+                }
+            }
+        }
+        if !missing.is_empty() {
+            let mut missing = missing;
+            missing.sort_unstable();
+            drop(state);
+            self.source.announce(&missing);
+            state = self.lock();
+        }
+        state
+    }
+
+    fn unpin(&self, groups: impl Iterator<Item = usize>) {
+        let mut state = self.lock();
+        for group in groups {
+            let Some(entry) = state.entries.get_mut(&group) else { continue };
+            entry.pins = entry.pins.saturating_sub(1);
+            if entry.pins == 0 && matches!(entry.content, Content::Failed(_)) {
+                let bytes = entry.bytes;
+                state.entries.remove(&group);
+                state.used -= bytes;
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn decode(&self) {
+        loop {
+            let mut state = self.lock();
+            let group = loop {
+                if state.stop {
+                    return;
+                }
+                if let Some(group) = state.demand.pop_front().or_else(|| state.ahead.pop_front()) {
+                    break group;
+                }
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(state);
+            self.load(group);
+        }
+    }
+
+    /// Decodes a row group, which has an entry that is `Coming`.
+    fn load(&self, group: usize) {
+        let read = catch_unwind(AssertUnwindSafe(|| self.source.read(group)));
+        let read = read.unwrap_or_else(|_| {
+            let place = self.source.place(group);
+            let why = "batchfs itself failed; please report this".to_owned();
+            Err(Error::RowGroup { file: place.file, group: place.group, row: None, why })
+        });
+        self.decoded.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.lock();
+        if let Some(entry) = state.entries.get_mut(&group) {
+            match read {
+                Ok(read) => entry.content = Content::Here(Arc::new(read)),
+                Err(error) if entry.pins > 0 => entry.content = Content::Failed(error),
+                // Nobody waits for it, and whoever wants it will hear for himself.
+                Err(_) => state.forget(group),
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+/// The same error for another one who waits.
+fn again(error: &Error) -> Error {
+    match error {
+        Error::Io { path, action, source } => Error::Io {
+            path: path.clone(),
+            action,
+            source: std::io::Error::new(source.kind(), source.to_string()),
+        },
+        Error::RowGroup { file, group, row, why } => {
+            Error::RowGroup { file: file.clone(), group: *group, row: *row, why: why.clone() }
+        }
+        Error::BadStore { path, why } => Error::BadStore { path: path.clone(), why: why.clone() },
+        other => Error::BadStore { path: "tokens".into(), why: other.to_string() },
+    }
+}

@@ -1,0 +1,10 @@
+//! Batches of token streams: rows of packed documents instead of records.
+
+mod documents;
+mod groups;
+mod rows;
+
+pub(crate) use documents::Documents;
+pub use rows::{Provenance, StepPart, TokenFigures, TokenRows, Tokens};
+
+pub(crate) use rows::Step;

@@ -1,0 +1,259 @@
+//! Rows of tokens over a source in memory: bytes, budget, failures, threads.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use batchfs_batch::{Dataset, Error, LaneSpec, TokenRows, Tokens, View};
+use batchfs_store::{
+    DType, Error as Store, GroupCounts, GroupPlace, Result, TokenGroup, TokenSource,
+};
+use proptest::prelude::*;
+
+/// Token number i of the dataset is i.
+struct Memory {
+    groups: Vec<Vec<u32>>,
+    counts: Vec<GroupCounts>,
+    reads: AtomicU64,
+    broken: Mutex<HashSet<usize>>,
+}
+
+impl Memory {
+    fn new(groups: Vec<Vec<u32>>) -> Arc<Memory> {
+        let counts = groups
+            .iter()
+            .map(|group| GroupCounts {
+                tokens: group.iter().map(|&n| u64::from(n)).sum(),
+                documents: group.len() as u64,
+            })
+            .collect();
+        Arc::new(Memory { groups, counts, reads: AtomicU64::new(0), broken: Mutex::default() })
+    }
+
+    fn first(&self, group: usize) -> u64 {
+        self.counts[..group].iter().map(|count| count.tokens).sum()
+    }
+}
+
+impl TokenSource for Memory {
+    fn origin(&self) -> &str {
+        "memory"
+    }
+
+    fn dtype(&self) -> DType {
+        DType::Int32
+    }
+
+    fn groups(&self) -> &[GroupCounts] {
+        &self.counts
+    }
+
+    fn place(&self, group: usize) -> GroupPlace {
+        GroupPlace { file: "memory".to_owned(), group: group as u64, bytes: 0..1 }
+    }
+
+    fn read(&self, group: usize) -> Result<TokenGroup> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if self.broken.lock().unwrap().contains(&group) {
+            let why = "is broken".to_owned();
+            return Err(Store::RowGroup {
+                file: "memory".into(),
+                group: group as u64,
+                row: None,
+                why,
+            });
+        }
+        let first = self.first(group) as i32;
+        let tokens = (first..first + self.counts[group].tokens as i32).collect();
+        Ok(TokenGroup { tokens, lengths: self.groups[group].clone() })
+    }
+
+    fn fingerprint(&self) -> u128 {
+        7
+    }
+
+    fn modified(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH
+    }
+
+    fn received_bytes(&self) -> u64 {
+        0
+    }
+}
+
+fn spec(text: &str) -> LaneSpec {
+    text.parse().unwrap()
+}
+
+fn rows(source: &Arc<Memory>, text: &str, budget: Option<u64>) -> TokenRows {
+    let tokens = Tokens::new(source.clone(), spec(text), budget, 2).unwrap();
+    TokenRows::new(tokens, spec(text)).unwrap()
+}
+
+fn step(rows: &TokenRows, number: u64) -> Vec<i32> {
+    let mut out = vec![0; (rows.rows() * rows.lanes().spec().seq_len) as usize * 4];
+    rows.fill(number, &mut out).unwrap();
+    out.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+fn equal_groups(count: usize, documents: usize, len: u32) -> Vec<Vec<u32>> {
+    vec![vec![len; documents]; count]
+}
+
+#[test]
+fn provenance_tells_where_each_token_is_from() {
+    let source = Memory::new(vec![vec![3, 0, 9], vec![], vec![20], vec![1; 30], vec![5, 5]]);
+    let starts: Vec<u64> = source
+        .groups
+        .iter()
+        .flatten()
+        .scan(0, |at, &n| {
+            *at += u64::from(n);
+            Some(*at - u64::from(n))
+        })
+        .collect();
+    let rows = rows(&source, "lanes=3,window=2,seq_len=7,seed=5", None);
+    for number in [0, 1, 2, 3, 4, 100, u64::MAX] {
+        let tokens = step(&rows, number);
+        let from = rows.provenance(number).unwrap();
+        assert_eq!(from.cu_seqlens.first(), Some(&0));
+        assert_eq!(from.cu_seqlens.last(), Some(&21));
+        for row in 0..3 {
+            assert!(from.cu_seqlens.contains(&(7 * row)), "each row begins a piece");
+        }
+        for (i, ends) in from.cu_seqlens.windows(2).enumerate() {
+            let first = starts[from.document_ids[i] as usize] as i64 + from.document_offsets[i];
+            let want: Vec<i32> = (0..ends[1] - ends[0]).map(|n| first as i32 + n).collect();
+            assert_eq!(tokens[ends[0] as usize..ends[1] as usize], want);
+        }
+    }
+}
+
+#[test]
+fn an_epoch_is_decoded_once_and_a_large_budget_keeps_it() {
+    let source = Memory::new(equal_groups(12, 10, 8));
+    // 12 * 80 tokens make 60 steps of 16.
+    let text = "lanes=4,window=3,seq_len=4,seed=1";
+    let small = rows(&source, text, None);
+    for number in 0..60 {
+        step(&small, number);
+    }
+    let decoded = small.tokens().figures().decoded;
+    // Each of the 12 once, and what was begun of the next epoch.
+    assert!((12..=18).contains(&decoded), "{decoded}");
+    let all = rows(&source, text, Some(1 << 20));
+    for number in 0..600 {
+        step(&all, number);
+    }
+    assert_eq!(all.tokens().figures().decoded, 12);
+}
+
+#[test]
+fn a_budget_below_what_a_step_needs_is_refused_with_the_number() {
+    let source = Memory::new(equal_groups(12, 10, 8));
+    let text = "lanes=4,window=3,seq_len=4";
+    // A row group takes 80 * 4 + 10 * 48 bytes; a step is made of up to two windows of three.
+    let least = 2 * 3 * 800;
+    let error = Tokens::new(source.clone(), spec(text), Some(least - 1), 1).err().unwrap();
+    assert!(
+        matches!(error, Error::Budget { needed, limit, .. } if (needed, limit) == (least, least - 1))
+    );
+    let rows = rows(&source, text, Some(least));
+    let expected = self::rows(&source, text, Some(1 << 30));
+    for number in (0..200).chain([1 << 40, 3]) {
+        assert_eq!(step(&rows, number), step(&expected, number));
+        assert!(rows.tokens().figures().used <= least);
+    }
+    // Another view of the same source may need more than there is.
+    let wide = spec("lanes=4,window=12,seq_len=4");
+    let error = TokenRows::new(rows.tokens().clone(), wide).err().unwrap();
+    assert!(error.to_string().contains("9600"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_read_fails_its_steps_until_it_can() {
+    let source = Memory::new(equal_groups(4, 10, 8));
+    let rows = rows(&source, "lanes=1,window=1,seq_len=80,seed=3", None);
+    let good: Vec<_> = (0..4).map(|number| step(&rows, number)).collect();
+    let bad = rows.parts(2)[0].group;
+    let rows = self::rows(&source, "lanes=1,window=1,seq_len=80,seed=3", None);
+    source.broken.lock().unwrap().insert(bad);
+    let mut out = vec![0; 320];
+    for _ in 0..3 {
+        let error = rows.fill(2, &mut out).unwrap_err();
+        assert!(error.to_string().contains("is broken"), "{error}");
+        assert_eq!(step(&rows, 1), good[1]);
+        assert_eq!(step(&rows, 3), good[3]);
+    }
+    source.broken.lock().unwrap().clear();
+    assert_eq!(step(&rows, 2), good[2]);
+}
+
+#[test]
+fn many_threads_at_many_places_share_the_least_budget() {
+    let source = Memory::new((0..40).map(|g| vec![1 + g % 7; 20]).collect());
+    let text = "lanes=5,window=4,seq_len=9,seed=8";
+    let error = Tokens::new(source.clone(), spec(text), Some(1), 1).err().unwrap();
+    let Error::Budget { needed, .. } = error else { panic!("{error}") };
+    let rows = rows(&source, text, Some(needed));
+    let expected = self::rows(&source, text, Some(1 << 30));
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let (rows, expected) = (&rows, &expected);
+            scope.spawn(move || {
+                for i in 0..60u64 {
+                    let number = (i * 37 + thread * 1_000_003) % 5000;
+                    assert_eq!(step(rows, number), step(expected, number));
+                }
+            });
+        }
+    });
+    assert!(rows.tokens().figures().used <= needed);
+}
+
+#[test]
+fn specs_of_the_other_kind_are_refused() {
+    let source = Memory::new(equal_groups(4, 10, 8));
+    let tokens = Tokens::new(source, spec("lanes=1,seq_len=8"), None, 1).unwrap();
+    let data = Arc::new(Dataset::of_tokens(tokens));
+    assert!(data.parse_spec("batch=3").unwrap_err().to_string().contains("lanes"));
+    let records: batchfs_batch::Spec = "batch=3".parse().unwrap();
+    assert!(View::new(0, "", data.clone(), records).is_err());
+    let view = View::new(0, "", data, spec("lanes=2,seq_len=8")).unwrap();
+    assert_eq!((view.local_batch(), view.steps_per_cycle()), (2, 20));
+    assert_eq!((view.cycle_of(19), view.cycle_of(20)), (0, 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_least_budget_is_enough_for_every_step(
+        mut groups in proptest::collection::vec(proptest::collection::vec(0u32..12, 0..8), 1..20),
+        lanes in 1u64..7, window in 1u64..6, seq_len in 1u64..12, world in 1u64..4, at in any::<u64>(),
+    ) {
+        let lanes = lanes * world;
+        groups[0].push((lanes * seq_len) as u32);
+        let source = Memory::new(groups);
+        for rank in 0..world {
+            let text = format!(
+                "lanes={lanes},window={window},seq_len={seq_len},seed=3,rank={rank},world={world}"
+            );
+            let error = Tokens::new(source.clone(), spec(&text), Some(1), 1).err().unwrap();
+            let Error::Budget { needed, .. } = error else { panic!("{error}") };
+            let tokens = Tokens::new(source.clone(), spec(&text), Some(needed), 1).unwrap();
+            let rows = TokenRows::new(tokens, spec(&text)).unwrap();
+            for number in (0..12).chain([at, at.wrapping_add(1)]) {
+                let groups: HashSet<usize> =
+                    rows.parts(number).iter().map(|part| part.group).collect();
+                let bytes: u64 =
+                    groups.iter().map(|&group| source.groups()[group].decoded_bytes()).sum();
+                prop_assert!(bytes <= needed, "step {}: {} > {}", number, bytes, needed);
+                step(&rows, number);
+            }
+        }
+    }
+}

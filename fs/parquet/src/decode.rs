@@ -1,0 +1,187 @@
+//! From the bytes of a column chunk to tokens and the lengths of documents.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use batchfs_store::TokenGroup;
+use bytes::Bytes;
+use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
+use parquet::data_type::{DataType, Int32Type, Int64Type};
+use parquet::errors::ParquetError;
+
+use crate::chunk::{Chunk, descriptor};
+use crate::column::{Column, Ints};
+
+/// Levels that are decoded at a time: they stay in the processor's cache.
+const LEVELS: u64 = 16 << 10;
+
+/// Why a chunk cannot be decoded.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) row: Option<u64>,
+    pub(crate) why: String,
+}
+
+impl From<ParquetError> for Failure {
+    fn from(error: ParquetError) -> Failure {
+        let why = match error {
+            ParquetError::General(why) | ParquetError::EOF(why) => why,
+            other => other.to_string(),
+        };
+        Failure { row: None, why: format!("the token column is damaged: {why}") }
+    }
+}
+
+fn failure(row: Option<u64>, why: impl Into<String>) -> Failure {
+    Failure { row, why: why.into() }
+}
+
+/// Decodes the chunk whose bytes these are.
+pub(crate) fn decode(chunk: &Chunk, column: &Column, bytes: Bytes) -> Result<TokenGroup, Failure> {
+    let mut group = TokenGroup {
+        // A footer can say anything; what it says is believed up to some size.
+        tokens: Vec::with_capacity(usize::try_from(chunk.levels.min(1 << 28)).unwrap_or(0)),
+        lengths: Vec::with_capacity(usize::try_from(chunk.documents.min(1 << 24)).unwrap_or(0)),
+    };
+    let tokens = go_through(chunk, column, bytes, &mut group, true)?;
+    if let Some(known) = chunk.tokens.filter(|&known| known != tokens) {
+        let why = format!("the token column has {tokens} tokens, but its footer says {known}");
+        return Err(failure(None, why));
+    }
+    Ok(group)
+}
+
+/// Counts the tokens of the chunk whose bytes these are.
+pub(crate) fn count(chunk: &Chunk, column: &Column, bytes: Bytes) -> Result<u64, Failure> {
+    go_through(chunk, column, bytes, &mut TokenGroup::default(), false)
+}
+
+fn go_through(
+    chunk: &Chunk,
+    column: &Column,
+    bytes: Bytes,
+    group: &mut TokenGroup,
+    keep: bool,
+) -> Result<u64, Failure> {
+    // The decoders of the library have panicked on damaged pages before now.
+    let decoded = catch_unwind(AssertUnwindSafe(|| match column.ints {
+        Ints::Int32 | Ints::UInt32 | Ints::Null => {
+            read::<Int32Type>(chunk, column, bytes, group, keep, Some)
+        }
+        Ints::Int64 => {
+            read::<Int64Type>(chunk, column, bytes, group, keep, |n| i32::try_from(n).ok())
+        }
+        Ints::UInt64 => {
+            read::<Int64Type>(chunk, column, bytes, group, keep, |n| i32::try_from(n as u64).ok())
+        }
+    }));
+    let tokens = decoded.unwrap_or_else(|_| {
+        Err(failure(None, "the token column is damaged: its decoder gave up"))
+    })?;
+    if group.lengths.len() as u64 != chunk.documents {
+        let why = format!(
+            "the token column has {} rows, but the row group has {}",
+            group.lengths.len(),
+            chunk.documents
+        );
+        return Err(failure(None, why));
+    }
+    Ok(tokens)
+}
+
+fn read<T: DataType>(
+    chunk: &Chunk,
+    column: &Column,
+    bytes: Bytes,
+    group: &mut TokenGroup,
+    keep: bool,
+    narrow: impl Fn(T::T) -> Option<i32>,
+) -> Result<u64, Failure>
+where
+    T::T: std::fmt::Display + Copy,
+{
+    let descr = descriptor(column)?;
+    let pages = chunk.pages(bytes, &descr)?;
+    let mut reader: ColumnReaderImpl<T> =
+        get_typed_column_reader(get_column_reader(descr, Box::new(pages)));
+    let mean = (chunk.levels / chunk.documents.max(1)).max(1);
+    let records = usize::try_from((LEVELS / mean).max(1)).unwrap_or(1);
+    let (mut defs, mut reps, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    let mut tokens = 0;
+    loop {
+        defs.clear();
+        reps.clear();
+        values.clear();
+        let (rows, count, levels) =
+            reader.read_records(records, Some(&mut defs), Some(&mut reps), &mut values)?;
+        if rows == 0 && levels == 0 {
+            return Ok(tokens);
+        }
+        let first = group.lengths.len();
+        lengths(&defs, &reps, count, column, &mut group.lengths)?;
+        tokens += values.len() as u64;
+        if !keep {
+            group.tokens.clear();
+        }
+        let before = group.tokens.len();
+        group.tokens.extend(values.iter().map_while(|&n| narrow(n)));
+        let bad = group.tokens.len() - before;
+        if bad < values.len() {
+            let row = row_of(&group.lengths[first..], bad as u64) + first as u64;
+            let why = format!(
+                "holds {}, which does not fit into an int32; the column must be int32 or uint32, or hold such values",
+                values[bad]
+            );
+            return Err(failure(Some(row), why));
+        }
+    }
+}
+
+/// Adds the lengths of the documents that some whole records hold.
+fn lengths(
+    defs: &[i16],
+    reps: &[i16],
+    values: usize,
+    column: &Column,
+    out: &mut Vec<u32>,
+) -> Result<(), Failure> {
+    if reps.first().is_some_and(|&rep| rep != 0) {
+        let why = "the token column is damaged: a row does not begin where it should";
+        return Err(failure(Some(out.len() as u64), why));
+    }
+    let first = out.len();
+    if values == reps.len() {
+        // No row is empty, so that each level is a token.
+        let mut begin = 0;
+        for (at, &rep) in reps.iter().enumerate().skip(1) {
+            if rep == 0 {
+                out.push((at - begin) as u32);
+                begin = at;
+            }
+        }
+        out.push((reps.len() - begin) as u32);
+        return Ok(());
+    }
+    let mut row = first;
+    for (&def, &rep) in defs.iter().zip(reps) {
+        if rep == 0 {
+            out.push(0);
+            row = out.len() - 1;
+        }
+        if def == column.defined {
+            out[row] += 1;
+        } else if def >= column.item {
+            return Err(failure(Some(row as u64), "has a null item; tokens cannot be null"));
+        }
+    }
+    Ok(())
+}
+
+/// The document that has the token number `at`.
+fn row_of(lengths: &[u32], mut at: u64) -> u64 {
+    let place = lengths.iter().position(|&len| {
+        let here = at < u64::from(len);
+        at = at.saturating_sub(len.into());
+        here
+    });
+    place.unwrap_or(lengths.len()) as u64
+}

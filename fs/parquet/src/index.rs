@@ -1,0 +1,125 @@
+//! How much is in each row group of each file, and where.
+
+use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use batchfs_store::{Error, Result};
+use parquet::file::metadata::{FooterTail, ParquetMetaDataReader};
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_128;
+
+use crate::chunk::Chunk;
+use crate::column::{self, Column};
+use crate::decode::count;
+use crate::place::{File, Place, bad_file};
+
+/// Bytes at the end of a file that are read at first: most footers are shorter.
+const TAIL: u64 = 64 << 10;
+const FOOTER: u64 = 8;
+
+/// A file and its row groups.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Indexed {
+    pub(crate) file: File,
+    pub(crate) column: Column,
+    /// A hash of the footer: in another place or at another time the same for the same file.
+    pub(crate) footer: String,
+    pub(crate) chunks: Vec<Chunk>,
+}
+
+/// Indexes `files`. Those that `known` has in the same version are taken from there.
+pub(crate) fn index(
+    place: &dyn Place,
+    files: Vec<File>,
+    name: &str,
+    known: Vec<Indexed>,
+) -> Result<Vec<Indexed>> {
+    let mut known: std::collections::HashMap<String, Indexed> =
+        known.into_iter().map(|indexed| (indexed.file.key.clone(), indexed)).collect();
+    let old: Vec<Option<Indexed>> = files
+        .iter()
+        .map(|file| known.remove(&file.key).filter(|indexed| indexed.file == *file))
+        .collect();
+    let made: Vec<Mutex<Option<Result<Indexed>>>> =
+        old.into_iter().map(|indexed| Mutex::new(indexed.map(Ok))).collect();
+    let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
+    let work = || loop {
+        let at = next.fetch_add(1, Ordering::Relaxed);
+        // The first file of those that are bad is reported, whatever thread was faster.
+        if at >= files.len() || at > failed.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut slot = made[at].lock().unwrap_or_else(PoisonError::into_inner);
+        if slot.is_none() {
+            let one = index_file(place, &files[at], name);
+            if one.is_err() {
+                failed.fetch_min(at, Ordering::Relaxed);
+            }
+            *slot = Some(one);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..place.parallel().min(files.len().max(1)) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    made.into_iter()
+        .filter_map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect()
+}
+
+fn index_file(place: &dyn Place, file: &File, name: &str) -> Result<Indexed> {
+    let shown = || place.name(&file.key);
+    let bad = |why: String| bad_file(shown(), why);
+    if file.size < 2 * FOOTER - 4 {
+        return Err(bad(format!(
+            "is {} bytes long, which is no Parquet file; remove it or write it again",
+            file.size
+        )));
+    }
+    let mut tail = place.read(file, file.size.saturating_sub(TAIL)..file.size)?;
+    let not_parquet =
+        |why: String| bad(format!("is no whole Parquet file: {why}; remove it or write it again"));
+    let last: [u8; FOOTER as usize] = tail[tail.len() - FOOTER as usize..]
+        .try_into()
+        .map_err(|_| not_parquet("it is too short".to_owned()))?;
+    let footer = FooterTail::try_new(&last).map_err(|e| not_parquet(e.to_string()))?;
+    if footer.is_encrypted_footer() {
+        return Err(bad("is encrypted, which is not supported".to_owned()));
+    }
+    let len = footer.metadata_length() as u64;
+    let Some(data) = (file.size - FOOTER).checked_sub(len).filter(|&data| data >= 4) else {
+        return Err(not_parquet(format!("its footer says that it is {len} bytes long")));
+    };
+    if len + FOOTER > tail.len() as u64 {
+        tail = place.read(file, data..file.size)?;
+    }
+    let end = tail.len() - FOOTER as usize;
+    let footer = &tail[end - len as usize..end];
+    let meta = catch_unwind(|| ParquetMetaDataReader::decode_metadata(footer))
+        .map_err(|_| not_parquet("its footer cannot be understood".to_owned()))?
+        .map_err(|e| not_parquet(e.to_string()))?;
+    let column = column::find(meta.file_metadata().schema_descr(), name).map_err(bad)?;
+    let mut chunks = Vec::with_capacity(meta.num_row_groups());
+    for (number, group) in (0u64..).zip(meta.row_groups()) {
+        let error = |row, why| Error::RowGroup { file: shown(), group: number, row, why };
+        let mut chunk = Chunk::new(group, &column, data).map_err(|why| error(None, why))?;
+        if u32::try_from(chunk.levels).is_err() {
+            let why = format!(
+                "has {} values, and at most 4294967295 are supported; write smaller row groups",
+                chunk.levels
+            );
+            return Err(error(None, why));
+        }
+        if chunk.tokens.is_none() {
+            let bytes = place.read(file, chunk.bytes.clone())?;
+            let tokens = count(&chunk, &column, bytes).map_err(|e| error(e.row, e.why))?;
+            chunk.tokens = Some(tokens);
+        }
+        chunks.push(chunk);
+    }
+    let footer = format!("{:032x}", XxHash3_128::oneshot(footer));
+    Ok(Indexed { file: file.clone(), column, footer, chunks })
+}

@@ -1,0 +1,20 @@
+//! Token streams straight from Parquet: a column of lists of integers, in one file or a folder of
+//! them, on this machine or in object storage, as a [`TokenSource`](batchfs_store::TokenSource).
+//!
+//! An index says how many tokens and documents each row group has. It is made from the footers, or
+//! where these do not prove the count from one scan, and kept on disk. After that a row group is
+//! one ranged read of the token column alone.
+
+mod cache;
+mod chunk;
+mod column;
+mod decode;
+mod index;
+mod local;
+mod place;
+mod remote;
+mod source;
+
+pub use source::{Options, ParquetTokens, is_parquet};
+
+pub use batchfs_store::{Error, Result};

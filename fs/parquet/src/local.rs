@@ -1,0 +1,134 @@
+//! Files on this machine.
+
+use std::fs;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use batchfs_store::{Error, Result};
+use bytes::Bytes;
+
+use crate::place::{CHANGED, File, Place, bad_file, has_suffix, is_data};
+
+/// Folders in folders that are followed; more are a loop of links.
+const DEEPEST: usize = 64;
+
+/// A folder, or one file.
+pub(crate) struct Local {
+    root: PathBuf,
+    origin: String,
+    /// `root` is a file, not a folder.
+    single: bool,
+    received: AtomicU64,
+}
+
+impl Local {
+    pub(crate) fn new(path: &Path) -> Result<Local> {
+        let root = path.canonicalize().map_err(Error::io(path, "cannot open"))?;
+        let single = !root.is_dir();
+        let origin = root.display().to_string();
+        Ok(Local { root, origin, single, received: AtomicU64::new(0) })
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        if self.single { self.root.clone() } else { self.root.join(key) }
+    }
+
+    fn walk(&self, folder: &Path, key: &str, depth: usize, out: &mut Vec<File>) -> Result<()> {
+        if depth > DEEPEST {
+            return Err(bad_file(
+                folder.display().to_string(),
+                "lies too deep; is there a link to a folder above?",
+            ));
+        }
+        let io = |e| Error::io(folder, "cannot list")(e);
+        for entry in fs::read_dir(folder).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            let Some(name) = path.file_name() else { continue };
+            let bytes = name.as_encoded_bytes();
+            if bytes.starts_with(b".") || bytes.starts_with(b"_") {
+                continue;
+            }
+            let meta = match fs::metadata(&path) {
+                Ok(meta) => meta,
+                // A link that leads nowhere is an error only if it was meant to be data.
+                Err(_) if !has_suffix(&name.to_string_lossy()) => continue,
+                Err(e) => return Err(Error::io(path, "cannot open")(e)),
+            };
+            let data = meta.is_dir() || has_suffix(&name.to_string_lossy());
+            let name = match name.to_str() {
+                Some(name) => name,
+                None if !data => continue,
+                None => {
+                    let name = path.display().to_string();
+                    return Err(bad_file(name, "has a name that is not UTF-8; rename it"));
+                }
+            };
+            let key = if key.is_empty() { name.to_owned() } else { format!("{key}/{name}") };
+            if meta.is_dir() {
+                self.walk(&path, &key, depth + 1, out)?;
+            } else if is_data(&key) {
+                out.push(describe(key, &meta));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn describe(key: String, meta: &fs::Metadata) -> File {
+    let modified = meta
+        .modified()
+        .ok()
+        .and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok())
+        .map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    File { key, size: meta.len(), version: modified.to_string(), modified }
+}
+
+impl Place for Local {
+    fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    fn name(&self, key: &str) -> String {
+        self.path(key).display().to_string()
+    }
+
+    fn list(&self) -> Result<Vec<File>> {
+        let mut files = Vec::new();
+        if self.single {
+            let meta = fs::metadata(&self.root).map_err(Error::io(&self.root, "cannot open"))?;
+            let key = self.root.file_name().map(|n| n.to_string_lossy().into_owned());
+            files.push(describe(key.unwrap_or_default(), &meta));
+        } else {
+            self.walk(&self.root, "", 0, &mut files)?;
+        }
+        files.sort_by(|a, b| a.key.as_bytes().cmp(b.key.as_bytes()));
+        Ok(files)
+    }
+
+    fn read(&self, file: &File, range: Range<u64>) -> Result<Bytes> {
+        let path = self.path(&file.key);
+        // Not kept open: there can be more files than a process may have descriptors.
+        let handle = fs::File::open(&path).map_err(Error::io(&path, "cannot open"))?;
+        let meta = handle.metadata().map_err(Error::io(&path, "cannot open"))?;
+        let now = describe(file.key.clone(), &meta);
+        if (now.size, &now.version) != (file.size, &file.version) {
+            return Err(bad_file(path.display().to_string(), CHANGED));
+        }
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; len];
+        handle.read_exact_at(&mut bytes, range.start).map_err(Error::io(&path, "cannot read"))?;
+        self.received.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(bytes.into())
+    }
+
+    fn parallel(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    }
+
+    fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,207 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use batchfs_store::{DType, Error, GroupCounts, GroupPlace, Result, TokenGroup, TokenSource};
+use twox_hash::XxHash3_128;
+use url::Url;
+
+use crate::column::Ints;
+use crate::index::{Indexed, index};
+use crate::local::Local;
+use crate::place::{Place, bad_file, has_suffix};
+use crate::remote::Remote;
+use crate::{cache, decode};
+
+/// How a dataset is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The column of tokens; dots lead into structs.
+    pub column: String,
+    /// Where the index is kept: `None` for the user's cache folder.
+    pub cache: Option<PathBuf>,
+    /// Settings of the object store, such as `endpoint` and `region`, before the environment's.
+    pub storage: BTreeMap<String, String>,
+}
+
+impl Default for Options {
+    /// The column `tokens`, the index in the user's cache folder.
+    fn default() -> Self {
+        Self { column: "tokens".to_owned(), cache: None, storage: BTreeMap::new() }
+    }
+}
+
+/// Documents of tokens in the Parquet files of a dataset.
+pub struct ParquetTokens {
+    place: Box<dyn Place>,
+    files: Vec<Indexed>,
+    /// File and row group in it, for each row group of the dataset.
+    groups: Vec<(u32, u32)>,
+    counts: Vec<GroupCounts>,
+    dtype: DType,
+    fingerprint: u128,
+}
+
+/// Whether `source` is Parquet for all that can be seen without opening it: an address, a Parquet
+/// file, or a folder that has one.
+pub fn is_parquet(source: &str) -> bool {
+    fn holds(folder: &Path, depth: usize) -> bool {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut folders = Vec::new();
+        for entry in entries {
+            let (path, name) = (entry.path(), entry.file_name());
+            if name.as_encoded_bytes().starts_with(b".")
+                || name.as_encoded_bytes().starts_with(b"_")
+            {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+            } else if has_suffix(&name.to_string_lossy()) {
+                return true;
+            }
+        }
+        depth > 0 && folders.iter().any(|folder| holds(folder, depth - 1))
+    }
+    if source.contains("://") {
+        return true;
+    }
+    let path = Path::new(source);
+    if path.is_dir() { holds(path, 4) } else { has_suffix(source) }
+}
+
+impl ParquetTokens {
+    /// Opens the dataset at `source`: a file, a folder, or an address.
+    ///
+    /// # Errors
+    /// [`Error::BadStore`] for a file that is not Parquet or lacks the column, and for a dataset
+    /// without any token; [`Error::RowGroup`] for a row group that cannot be right;
+    /// [`Error::Io`] for what cannot be read.
+    pub fn open(source: &str, options: &Options) -> Result<ParquetTokens> {
+        let place = open_place(source, options)?;
+        let files = place.list()?;
+        if files.is_empty() {
+            let why = "has no .parquet files in it (names that begin with a dot or _ do not count)";
+            return Err(bad_file(place.origin().to_owned(), why));
+        }
+        let column = &options.column;
+        let folder = options.cache.clone().or_else(cache::folder);
+        let known = folder.as_deref().map(|f| cache::load(f, place.origin(), column));
+        let known = known.unwrap_or_default();
+        let files = index(&*place, files, column, known.clone())?;
+        if let Some(folder) = folder.filter(|_| files != known) {
+            cache::store(&folder, place.origin(), column, &files);
+        }
+        ParquetTokens::join(place, files)
+    }
+
+    fn join(place: Box<dyn Place>, files: Vec<Indexed>) -> Result<ParquetTokens> {
+        let (mut groups, mut counts) = (Vec::new(), Vec::new());
+        let mut print = XxHash3_128::new();
+        let mut add = |text: &str| {
+            print.write(text.as_bytes());
+            print.write(b"\n");
+        };
+        for (f, indexed) in (0u32..).zip(&files) {
+            add(&indexed.file.key);
+            add(&indexed.footer);
+            add(&format!("{:?}", indexed.column));
+            for (g, chunk) in (0u32..).zip(&indexed.chunks) {
+                groups.push((f, g));
+                counts.push(GroupCounts {
+                    tokens: chunk.tokens.unwrap_or(0),
+                    documents: chunk.documents,
+                });
+            }
+        }
+        if counts.iter().all(|count| count.tokens == 0) {
+            let why = format!("has no tokens at all in its {} file(s)", files.len());
+            return Err(bad_file(place.origin().to_owned(), why));
+        }
+        let unsigned = |indexed: &Indexed| indexed.column.ints == Ints::UInt32;
+        let dtype = if files.iter().any(unsigned) { DType::UInt32 } else { DType::Int32 };
+        Ok(ParquetTokens { fingerprint: print.finish_128(), place, files, groups, counts, dtype })
+    }
+
+    /// Files of the dataset, by name, with their row groups, tokens and documents.
+    pub fn files(&self) -> impl Iterator<Item = (&str, u64, u64, u64)> {
+        self.files.iter().map(|indexed| {
+            let sum = |of: fn(&crate::chunk::Chunk) -> u64| indexed.chunks.iter().map(of).sum();
+            let tokens = sum(|chunk| chunk.tokens.unwrap_or(0));
+            let documents = sum(|chunk| chunk.documents);
+            (indexed.file.key.as_str(), indexed.chunks.len() as u64, tokens, documents)
+        })
+    }
+}
+
+fn open_place(source: &str, options: &Options) -> Result<Box<dyn Place>> {
+    // A path may have a colon in it, but no scheme with two slashes.
+    if !source.contains("://") {
+        return Ok(Box::new(Local::new(Path::new(source))?));
+    }
+    if source.starts_with("file://") {
+        let path = Url::parse(source).ok().and_then(|url| url.to_file_path().ok());
+        let no = || bad_file(source.to_owned(), "is no path on this machine");
+        return Ok(Box::new(Local::new(&path.ok_or_else(no)?)?));
+    }
+    Ok(Box::new(Remote::new(source, &options.storage)?))
+}
+
+impl TokenSource for ParquetTokens {
+    fn origin(&self) -> &str {
+        self.place.origin()
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn groups(&self) -> &[GroupCounts] {
+        &self.counts
+    }
+
+    fn place(&self, group: usize) -> GroupPlace {
+        let (file, group) = self.groups[group];
+        let indexed = &self.files[file as usize];
+        GroupPlace {
+            file: indexed.file.key.clone(),
+            group: group.into(),
+            bytes: indexed.chunks[group as usize].bytes.clone(),
+        }
+    }
+
+    fn read(&self, group: usize) -> Result<TokenGroup> {
+        let (file, group) = self.groups[group];
+        let indexed = &self.files[file as usize];
+        let chunk = &indexed.chunks[group as usize];
+        let bytes = self.place.read(&indexed.file, chunk.bytes.clone())?;
+        decode::decode(chunk, &indexed.column, bytes).map_err(|failure| Error::RowGroup {
+            file: self.place.name(&indexed.file.key),
+            group: group.into(),
+            row: failure.row,
+            why: failure.why,
+        })
+    }
+
+    fn announce(&self, groups: &[usize]) {
+        let range = |&group: &usize| {
+            let (file, group) = self.groups[group];
+            let indexed = &self.files[file as usize];
+            (indexed.file.clone(), indexed.chunks[group as usize].bytes.clone())
+        };
+        self.place.announce(groups.iter().map(range).collect());
+    }
+
+    fn fingerprint(&self) -> u128 {
+        self.fingerprint
+    }
+
+    fn modified(&self) -> SystemTime {
+        let last = self.files.iter().map(|indexed| indexed.file.modified).max();
+        SystemTime::UNIX_EPOCH + Duration::from_nanos(last.unwrap_or(0))
+    }
+
+    fn received_bytes(&self) -> u64 {
+        self.place.received()
+    }
+}

@@ -1,0 +1,201 @@
+//! Row groups come back as they were written, whatever the file looks like inside.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use batchfs_store::{Error, GroupCounts, TokenSource as _};
+use common::{levels, open, write};
+use parquet::basic::{Compression, Encoding, GzipLevel, ZstdLevel};
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
+use proptest::prelude::*;
+
+const LIST: &str = "message m { optional group tokens (LIST) { repeated group list { optional int32 element; } } }";
+
+fn properties(variant: usize) -> WriterProperties {
+    let builder = WriterProperties::builder().set_data_page_row_count_limit(3 + variant);
+    let builder = builder.set_write_batch_size(2);
+    match variant % 6 {
+        0 => builder.set_compression(Compression::SNAPPY),
+        1 => builder
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_dictionary_enabled(false),
+        2 => builder
+            .set_compression(Compression::GZIP(GzipLevel::default()))
+            .set_writer_version(WriterVersion::PARQUET_2_0),
+        3 => builder
+            .set_dictionary_enabled(false)
+            .set_encoding(Encoding::DELTA_BINARY_PACKED)
+            .set_writer_version(WriterVersion::PARQUET_2_0),
+        4 => builder
+            .set_compression(Compression::LZ4_RAW)
+            .set_dictionary_enabled(false)
+            .set_encoding(Encoding::BYTE_STREAM_SPLIT),
+        _ => builder.set_compression(Compression::BROTLI(Default::default())),
+    }
+    .build()
+}
+
+fn document() -> impl Strategy<Value = Option<Vec<i32>>> {
+    prop_oneof![
+        1 => Just(None),
+        1 => Just(Some(Vec::new())),
+        8 => proptest::collection::vec(any::<i32>(), 1..40).prop_map(Some),
+        2 => (1usize..300, 0..5).prop_map(|(n, token)| Some(vec![token; n])),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn what_was_written_is_read(
+        groups in proptest::collection::vec(proptest::collection::vec(document(), 1..60), 1..4),
+        variant in 0usize..24,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.parquet");
+        let written: Vec<_> = groups.iter().map(|group| levels(group, 3, 1)).collect();
+        write(&path, LIST, &written, properties(variant));
+        let none = groups.iter().flatten().flatten().all(Vec::is_empty);
+        let source = match open(&path, dir.path()) {
+            Ok(source) => source,
+            Err(error) => {
+                prop_assert!(none && error.to_string().contains("no tokens"), "{}", error);
+                return Ok(());
+            }
+        };
+        prop_assert!(!none);
+        for (number, group) in groups.iter().enumerate() {
+            let tokens: Vec<i32> = group.iter().flatten().flatten().copied().collect();
+            let lengths: Vec<u32> =
+                group.iter().map(|d| d.as_ref().map_or(0, |d| d.len() as u32)).collect();
+            let counts =
+                GroupCounts { tokens: tokens.len() as u64, documents: lengths.len() as u64 };
+            prop_assert_eq!(source.groups()[number], counts);
+            let read = source.read(number).unwrap();
+            prop_assert_eq!(read.tokens, tokens);
+            prop_assert_eq!(read.lengths, lengths);
+        }
+    }
+}
+
+#[test]
+fn all_shapes_of_lists_are_known() {
+    // Schema, level of an item, level of an empty list.
+    let shapes = [
+        (LIST, 3, 1),
+        (
+            "message m { required group tokens (LIST) { repeated group list { required int32 element; } } }",
+            1,
+            0,
+        ),
+        (
+            "message m { optional group tokens (LIST) { repeated group list { required int32 element; } } }",
+            2,
+            1,
+        ),
+        (
+            "message m { optional group tokens (LIST) { repeated group bag { optional int32 array_element; } } }",
+            3,
+            1,
+        ),
+        ("message m { optional group tokens (LIST) { repeated int32 array; } }", 2, 1),
+        ("message m { required group tokens (LIST) { repeated int32 element; } }", 1, 0),
+        ("message m { repeated int32 tokens; }", 1, 0),
+        ("message m { repeated int32 tokens (UINT_16); }", 1, 0),
+    ];
+    let documents = [Some(vec![1, 2, 3]), Some(vec![]), Some(vec![4]), Some(vec![5, 6])];
+    for (schema, defined, empty) in shapes {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.parquet");
+        write(&path, schema, &[levels(&documents, defined, empty)], properties(0));
+        let source = open(&path, dir.path()).expect(schema);
+        let read = source.read(0).expect(schema);
+        assert_eq!(read.tokens, [1, 2, 3, 4, 5, 6], "{schema}");
+        assert_eq!(read.lengths, [3, 0, 1, 2], "{schema}");
+    }
+}
+
+#[test]
+fn other_shapes_are_refused_by_name() {
+    for (schema, what) in [
+        ("message m { required int32 tokens; }", "a plain value"),
+        (
+            "message m { required group tokens { repeated int32 x; repeated int32 y; } }",
+            "a struct or a map",
+        ),
+        ("message m { repeated group tokens { repeated int32 x; } }", "a list of lists"),
+        ("message m { repeated int32 tokens (DATE); }", "date"),
+        ("message m { repeated int32 other; }", "other"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.parquet");
+        let schema_columns = schema.matches("int32").count();
+        if schema_columns == 1 {
+            let plain = schema.contains("required int32");
+            let levels =
+                if plain { (vec![1], vec![], vec![]) } else { (vec![1], vec![1], vec![0]) };
+            if !schema.contains("group") {
+                write(&path, schema, &[levels], properties(0));
+                let error = open(&path, dir.path()).err().expect(schema).to_string();
+                assert!(error.contains(what) && error.contains("x.parquet"), "{schema}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn null_items_and_levels_that_begin_in_the_middle_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.parquet");
+    // The second item of the third row is null.
+    let group = (vec![1, 2, 3, 4], vec![3, 3, 1, 3, 2, 3], vec![0, 1, 0, 0, 1, 1]);
+    write(&path, LIST, &[group], properties(0));
+    match open(&path, dir.path()).err().unwrap() {
+        Error::RowGroup { group: 0, row: Some(2), why, .. } => assert!(why.contains("null item")),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn without_histograms_the_column_is_counted_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.parquet");
+    let documents: Vec<_> = (0..500).map(|i| Some(vec![i; (i % 7) as usize])).collect();
+    let properties =
+        WriterProperties::builder().set_statistics_enabled(EnabledStatistics::None).build();
+    write(&path, LIST, &[levels(&documents, 3, 1)], properties);
+    let tokens: u64 = (0..500).map(|i| i % 7).sum();
+    let source = open(&path, &dir.path().join("cache")).unwrap();
+    assert_eq!(source.groups()[0], GroupCounts { tokens, documents: 500 });
+    let again = open(&path, &dir.path().join("cache")).unwrap();
+    assert_eq!(again.groups(), source.groups());
+    assert_eq!(again.received_bytes(), 0, "the index was kept");
+    assert_eq!(again.fingerprint(), source.fingerprint());
+}
+
+#[test]
+fn damage_anywhere_is_an_error_or_changes_nothing_in_lengths() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.parquet");
+    let documents: Vec<_> = (0..200).map(|i| Some(vec![i; 1 + (i % 5) as usize])).collect();
+    write(&path, LIST, &[levels(&documents, 3, 1)], properties(1));
+    let good = std::fs::read(&path).unwrap();
+    // No panic, no abort, no hang, whatever byte is other than it was.
+    for at in (0..good.len()).step_by(3) {
+        for bit in [0x01, 0x80] {
+            let mut bad = good.clone();
+            bad[at] ^= bit;
+            let path = dir.path().join("bad.parquet");
+            std::fs::write(&path, &bad).unwrap();
+            if let Ok(source) = open(&path, &dir.path().join(format!("none-{at}-{bit}")))
+                && let Ok(read) = source.read(0)
+            {
+                let sum: u64 = read.lengths.iter().map(|&n| u64::from(n)).sum();
+                assert_eq!(sum, read.tokens.len() as u64);
+                assert_eq!(sum, source.groups()[0].tokens);
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What a source of tokens is: documents in row groups.
+
+use std::ops::Range;
+use std::time::SystemTime;
+
+use crate::{DType, Result};
+
+/// How much is in a row group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupCounts {
+    /// Tokens of all its documents.
+    pub tokens: u64,
+    /// Documents, empty ones included.
+    pub documents: u64,
+}
+
+impl GroupCounts {
+    /// Bytes that the row group takes in memory when it is decoded: 4 a token, and 48 a document,
+    /// with its places in the lanes.
+    pub fn decoded_bytes(self) -> u64 {
+        self.tokens.saturating_mul(4).saturating_add(self.documents.saturating_mul(48))
+    }
+}
+
+/// A decoded row group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenGroup {
+    /// The documents' tokens, back to back. Of uint32 data these are the same bits.
+    pub tokens: Vec<i32>,
+    /// Tokens of each document.
+    pub lengths: Vec<u32>,
+}
+
+/// Where the bytes of a row group are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupPlace {
+    /// The file, relative to the dataset.
+    pub file: String,
+    /// The row group's number in the file.
+    pub group: u64,
+    /// The bytes of the file that are read for it.
+    pub bytes: Range<u64>,
+}
+
+/// Documents of tokens, in row groups that are read as a whole.
+///
+/// Counts are known without reading. Whoever implements this promises that a row group never has
+/// other tokens than it had when the source was opened: what changed or is damaged is an
+/// [`Error`](crate::Error).
+pub trait TokenSource: Send + Sync {
+    /// Path or address, for people; without anything secret.
+    fn origin(&self) -> &str;
+
+    /// Type of a token: int32 or uint32.
+    fn dtype(&self) -> DType;
+
+    /// The row groups, in the order of the dataset.
+    fn groups(&self) -> &[GroupCounts];
+
+    /// Where a row group lies.
+    fn place(&self, group: usize) -> GroupPlace;
+
+    /// Reads and decodes a row group, on this thread.
+    ///
+    /// # Errors
+    /// [`Error::RowGroup`](crate::Error::RowGroup) for what is damaged or has changed,
+    /// [`Error::Io`](crate::Error::Io) for what cannot be read.
+    fn read(&self, group: usize) -> Result<TokenGroup>;
+
+    /// Says that these row groups will be read soon, in this order. Replaces what was said before.
+    fn announce(&self, groups: &[usize]) {
+        let _ = groups;
+    }
+
+    /// Tells datasets apart: it depends on the files' names within the dataset and on what their
+    /// footers say, not on where they lie or when they were written.
+    fn fingerprint(&self) -> u128;
+
+    /// The latest change of any file.
+    fn modified(&self) -> SystemTime;
+
+    /// Bytes received so far, for the index and for row groups.
+    fn received_bytes(&self) -> u64;
+}

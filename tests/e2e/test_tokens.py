@@ -1,0 +1,400 @@
+"""Token streams from Parquet files of several writers, through the mount."""
+
+import contextlib
+import json
+import os
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from harness import errno_of
+from safetensors.numpy import load_file
+from token_data import Expected, by_duckdb, by_polars, by_pyarrow, documents, table
+
+SPEC = "lanes=6,window=3,seq_len=16,seed=7"
+
+
+def mixed(folder) -> list[list]:
+    """A folder of files by three writers; its row groups in the order of the dataset."""
+    folder.mkdir(parents=True)
+    groups = []
+    groups += by_pyarrow(folder / "a.parquet", documents(1, 90))
+    part, large = documents(2, 60, first=100), pa.large_list(pa.int32())
+    groups += by_pyarrow(folder / "b/0.parquet", part, large, compression="zstd")
+    groups += by_duckdb(folder / "c.parquet", documents(3, 50, first=200))
+    groups += by_polars(folder / "d.parquet", documents(4, 70, first=300))
+    part = documents(5, 40, first=400)
+    options = {"data_page_version": "2.0", "use_dictionary": False, "compression": "gzip"}
+    groups += by_pyarrow(folder / "e.parquet", part, **options)
+    return groups
+
+
+def test_rows_are_those_of_the_second_implementation(box, mode):
+    groups = mixed(box.path / "data")
+    expected = Expected(SPEC, groups)
+    with box.mount(box.path / "data", spec=SPEC, mode=mode) as m:
+        steps = len(os.listdir(m / "tokens/batch"))
+        assert steps == m.config()["steps_per_cycle"]
+        for step in [*range(steps + 3), 10_000_000, 2**42 + 1, 2**64 - 1]:
+            want = expected.rows(step).astype(np.int32)
+            got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4").reshape(6, 16)
+            np.testing.assert_array_equal(got, want, err_msg=f"step {step}")
+        mapped = np.array(np.load(m / "tokens/batch/3.npy", mmap_mode="r"))
+        np.testing.assert_array_equal(mapped, expected.rows(3))
+        told = json.loads(m.read("tokens/batch/3.json"))
+        assert told["format"] == "batchfs-tokens" and told["epoch"] == 0
+        assert told["spec"] == SPEC and told["arrays"][0]["shape"] == [6, 16]
+        table = pa.ipc.open_file(pa.py_buffer(m.read("tokens/batch/3.arrow"))).read_all()
+        assert table.column(0).to_pylist() == expected.rows(3).tolist()
+
+
+def test_each_step_says_where_its_tokens_come_from(box):
+    groups = mixed(box.path / "data")
+    expected = Expected(SPEC, groups)
+    with box.mount(box.path / "data", spec=SPEC) as m:
+        for step in (0, 5, 40, 12_345):
+            pieces = [piece for row in expected.pieces(step) for piece in row]
+            got = load_file(m / f"tokens/batch/{step}.safetensors")
+            np.testing.assert_array_equal(got["tokens"], expected.rows(step))
+            count = got["pieces"][0]
+            assert count == len(pieces)
+            ends = np.cumsum([0] + [n for _, _, n in pieces])
+            np.testing.assert_array_equal(got["cu_seqlens"][: count + 1], ends)
+            assert (got["cu_seqlens"][count:] == 6 * 16).all()
+            for name, part in (("document_ids", 0), ("document_offsets", 1)):
+                assert got[name][:count].tolist() == [piece[part] for piece in pieces]
+                assert (got[name][count:] == -1).all()
+
+
+def test_documents_are_records(box):
+    groups = mixed(box.path / "data")
+    docs = [doc for group in groups for doc in group]
+    with box.mount(box.path / "data", spec=SPEC) as m:
+        assert len(os.listdir(m / "tokens/record")) == len(docs)
+        for number in (0, 7, 89, 90, 150, 309):
+            assert np.load(m / f"tokens/record/{number}.npy").tolist() == docs[number]
+        empty = next(i for i, doc in enumerate(docs) if not doc)
+        assert m.read(f"tokens/record/{empty}") == b""
+        assert errno_of(os.stat, m / f"tokens/record/{len(docs)}") == "ENOENT"
+        schema = json.loads(m.read("tokens/schema.json"))
+        assert schema["dtype"] == "int32" and schema["records"] == len(docs)
+
+
+def test_each_token_comes_once_an_epoch(box):
+    """Rows cut from documents around the length of a row; documents are put together again."""
+    lengths = [1, 63, 64, 65, 3 * 64 + 7, 10_000, 0, 200]
+    docs = [[d * 1_000_000 + i for i in range(n)] for d, n in enumerate(lengths)]
+    by_pyarrow(box.path / "data/x.parquet", docs, group=3)
+    spec = "lanes=4,window=2,seq_len=64,seed=3"
+    total = sum(lengths)
+    # After `total` steps of 256 tokens, 256 epochs are done; one token more or less of a lane ends
+    # the first epoch.
+    with box.mount(box.path / "data", spec=spec) as m:
+        lanes = np.concatenate(
+            [
+                np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4").reshape(4, 64)
+                for step in range(2 * total // 256 + 2)
+            ],
+            axis=1,
+        )
+        for epoch in (0, 1):
+            had = [[(n * total + b) // 4 for b in range(4)] for n in (epoch, epoch + 1)]
+            seen = np.concatenate([lanes[b, had[0][b] : had[1][b]] for b in range(4)])
+            assert sorted(seen.tolist()) == sorted(token for doc in docs for token in doc)
+
+
+def test_ranks_joined_are_the_global_step(box):
+    mixed(box.path / "data")
+    spec = "lanes=12,window=2,seq_len=8,seed=1"
+    with contextlib.ExitStack() as stack:
+        mount = lambda spec, at: stack.enter_context(  # noqa: E731
+            box.mount(box.path / "data", spec=spec, at=at)
+        )
+        whole = mount(spec, "whole")
+        for world in (2, 3, 12):
+            ranks = [mount(f"{spec},rank={r},world={world}", f"{world}-{r}") for r in range(world)]
+            for step in (0, 9, 60, 10**9):
+                joined = b"".join(m.read(f"tokens/batch/{step}") for m in ranks)
+                assert joined == whole.read(f"tokens/batch/{step}")
+            for m in ranks:
+                m.unmount()
+        view = whole / f"view/{spec},rank=1,world=4/tokens/batch/3"
+        assert view.read_bytes() == whole.read("tokens/batch/3")[3 * 32 : 6 * 32]
+        assert os.readlink(whole / "view/lanes=12,seed=1,seq_len=8,window=2") == spec
+    box.fails("mount", box.path / "data", box.folder(), "--spec", f"{spec},world=5", names=["5"])
+
+
+def test_a_seek_decodes_the_windows_of_its_step_alone(box):
+    """40 row groups in windows of 4: 10 an epoch."""
+    docs = documents(9, 800)
+    by_pyarrow(box.path / "data/x.parquet", docs, group=20)
+    spec = "lanes=4,window=4,seq_len=8,seed=2"
+    counts = []
+    for step in (0, 10_000_000):
+        plan = json.loads(
+            box.run("plan", box.path / "data", "--spec", spec, "--step", step, "--json").stdout
+        )
+        with box.mount(box.path / "data", spec=spec) as m:
+            m.read(f"tokens/batch/{step}")
+            # The next window is decoded ahead, as far as the budget goes.
+            counts.append(m.metrics()["row_groups_decoded_total"])
+            assert len(plan["reads"]) in (4, 8)
+            assert len(plan["reads"]) <= counts[-1] <= len(plan["reads"]) + 8
+    assert abs(counts[0] - counts[1]) <= 4
+
+
+FLAVOURS = {
+    "list": pa.list_(pa.int32()),
+    "large": pa.large_list(pa.int32()),
+    "fixed": pa.list_(pa.int32(), 8),
+    "required": pa.list_(pa.field("item", pa.int32(), nullable=False)),
+}
+
+
+def test_all_kinds_of_lists_are_one(box):
+    folder = box.path / "data"
+    folder.mkdir()
+    docs = [[d * 100 + i for i in range(8)] for d in range(10)]
+    for name, kind in FLAVOURS.items():
+        field = pa.field("tokens", kind, nullable=name != "required")
+        array = pa.table([pa.array(docs, kind)], schema=pa.schema([field]))
+        pq.write_table(array, folder / f"{name}.parquet")
+    old = pq.ParquetWriter(
+        folder / "old.parquet", table(docs).schema, use_compliant_nested_type=False
+    )
+    with old as writer:
+        writer.write_table(table(docs))
+    spec = "lanes=2,window=8,seq_len=10,seed=0"
+    expected = Expected(spec, [docs] * 5)
+    with box.mount(folder, spec=spec) as m:
+        for step in range(40):
+            got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4").reshape(2, 10)
+            np.testing.assert_array_equal(got, expected.rows(step))
+    nested = box.path / "nested/x.parquet"
+    nested.parent.mkdir()
+    inner = pa.array([{"tokens": doc, "n": 1} for doc in docs])
+    pq.write_table(pa.table({"rec": inner}), nested)
+    with box.mount(nested.parent, "--column", "rec.tokens", spec="lanes=1,seq_len=8,window=1") as m:
+        assert len(m.read("tokens/batch/0")) == 32
+        assert np.load(m / "tokens/record/3.npy").tolist() == docs[3]
+    said = box.fails("index", nested.parent, names=[nested, "'tokens'".replace("'", '"'), "rec"])
+    assert "--column" in said
+    box.fails("index", nested.parent, "--column", "rec", names=["struct"])
+    box.fails("index", nested.parent, "--column", "rec.n", names=["rec.n", "plain value"])
+    shutil.copy(nested, folder / "zz.parquet")
+    box.fails("mount", folder, box.folder(), names=["zz.parquet", "tokens"])
+
+
+WIDTHS = [
+    ("int8", [0, 127, -128], [0, 127, -128]),
+    ("int16", [0, 32767, -5], [0, 32767, -5]),
+    ("uint8", [0, 255], [0, 255]),
+    ("uint16", [0, 65535], [0, 65535]),
+    ("uint32", [65536, 2**31, 2**32 - 1], [65536, -(2**31), -1]),
+    ("int64", [65536, 2**31 - 1, -1], [65536, 2**31 - 1, -1]),
+    ("uint64", [65536, 2**31 - 1], [65536, 2**31 - 1]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "want"), WIDTHS, ids=[w[0] for w in WIDTHS])
+def test_token_widths_are_kept_exactly(box, kind, values, want):
+    docs = [values, [1] * 9, values]
+    by_pyarrow(box.path / "data/x.parquet", docs, pa.list_(getattr(pa, kind)()))
+    with box.mount(box.path / "data", spec="lanes=1,window=1,seq_len=4") as m:
+        raw = np.frombuffer(m.read("tokens/record/2"), "<i4")
+        assert raw.tolist() == want
+        schema = json.loads(m.read("tokens/schema.json"))
+        assert schema["dtype"] == ("uint32" if kind == "uint32" else "int32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("int64", 2**31), ("int64", -(2**31) - 1), ("uint64", 2**63)]
+)
+def test_what_does_not_fit_is_named(box, kind, value):
+    docs = [[1] * 5, [2, 3], [4, value, 5]]
+    by_pyarrow(box.path / "data/a.parquet", [[7] * 100])
+    by_pyarrow(box.path / "data/x.parquet", docs, pa.list_(getattr(pa, kind)()))
+    with box.mount(box.path / "data", spec="lanes=1,window=1,seq_len=100") as m:
+        seen = {errno_of((m / f"tokens/batch/{step}").read_bytes) for step in range(4)}
+        assert seen <= {"EIO", None} and "EIO" in seen
+        for part in ("x.parquet", "row group 0", "row 2", str(value)):
+            assert part in m.errors(), m.errors()
+
+
+def test_other_types_are_refused(box):
+    for kind, name in [(pa.float32(), "float"), (pa.string(), "byte_array"), (pa.date32(), "date")]:
+        path = box.path / f"{name}/x.parquet"
+        values = pa.array([[None]], pa.list_(kind))
+        path.parent.mkdir()
+        pq.write_table(pa.table({"tokens": values}), path)
+        box.fails("index", path.parent, names=[path, "tokens", name, "integers"])
+
+
+def test_null_and_empty_documents_have_no_tokens(box):
+    docs = [[1, 2], None, [], [3, 4, 5], None]
+    path = box.path / "data/x.parquet"
+    groups = by_pyarrow(path, docs + [None] * 349_525 + [[6, 7]], group=1 << 20)
+    by_pyarrow(box.path / "data/nothing.parquet", [[], None])
+    pq.write_table(pa.table({"tokens": pa.array([[], None])}), box.path / "data/null.parquet")
+    told = json.loads(box.run("index", box.path / "data", "--json").stdout)
+    assert (told["tokens"], told["documents"]) == (7, 5 + 349_526 + 4 - 0)
+    spec = "lanes=1,window=9,seq_len=7,seed=4"
+    expected = Expected(spec, [[[], None], [[], None], *groups])
+    with box.mount(box.path / "data", spec=spec) as m:
+        for step in range(3):
+            got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4")
+            assert got.tolist() == expected.rows(step)[0].tolist()
+    by_pyarrow(box.path / "none/x.parquet", [[], None])
+    box.fails("mount", box.path / "none", box.folder(), names=[box.path / "none", "no tokens"])
+    by_pyarrow(box.path / "bad/x.parquet", [[1], None, [2, None, 3]])
+    box.fails("mount", box.path / "bad", box.folder(), names=["row group 0", "row 2", "null item"])
+
+
+def test_helper_files_are_no_data(box):
+    folder = box.path / "data"
+    groups = by_pyarrow(folder / "part-0.parquet", documents(1, 40))
+    by_pyarrow(folder / "_temporary/0/x.parquet", documents(2, 40))
+    by_pyarrow(folder / ".hidden.parquet", documents(3, 40))
+    shutil.copy(folder / "part-0.parquet", folder / "_metadata")
+    for name in ("_SUCCESS", ".part-0.parquet.crc", "README.md"):
+        (folder / name).write_bytes(b"")
+    told = json.loads(box.run("index", folder, "--json").stdout)
+    assert [f["file"] for f in told["files"]] == ["part-0.parquet"]
+    assert told["tokens"] == sum(len(doc) for group in groups for doc in group)
+    (folder / "part-9.parquet").write_bytes(b"")
+    box.fails("index", folder, names=[folder / "part-9.parquet", "0 bytes"])
+
+
+def test_names_are_ordered_by_their_bytes(box):
+    folder = box.path / "data"
+    names = [
+        "lang=zh%2FCN/a b.parquet",
+        "t=2023-10-08T20%3A54/x.parquet",
+        "c#1?.parquet",
+        "a+b&c.parquet",
+        "na\u00efve.parquet",
+        "nai\u0308ve.parquet",
+        "tokens=1/x.parquet",
+        "10.parquet",
+        "9.parquet",
+        "a.parquet",
+        "a/x.parquet",
+        "Z.PARQUET",
+    ]
+    for number, name in enumerate(names):
+        by_pyarrow(folder / name, [[number] * 5])
+    want = sorted(names, key=os.fsencode)
+    told = json.loads(box.run("index", folder, "--json").stdout)
+    assert [f["file"] for f in told["files"]] == want
+    with box.mount(folder, spec="lanes=1,window=1,seq_len=5") as m:
+        first = [int(np.load(m / f"tokens/record/{i}.npy")[0]) for i in range(len(names))]
+    assert first == [names.index(name) for name in want]
+    elsewhere = box.path / "elsewhere"
+    shutil.copytree(folder, elsewhere)
+    again = json.loads(box.run("index", elsewhere, "--json").stdout)
+    assert again["fingerprint"] == told["fingerprint"], "moving a dataset does not change it"
+    (elsewhere / os.fsdecode(b"\xff.parquet")).write_bytes(b"x")
+    box.fails("index", elsewhere, names=["UTF-8"])
+
+
+def damage(path, how: str) -> None:
+    raw = bytearray(path.read_bytes())
+    if how == "flipped":
+        raw[len(raw) // 3] ^= 0x10
+    elif how == "cut":
+        raw = raw[:-100]
+    elif how == "footer":
+        raw[-8:-4] = (len(raw) * 2).to_bytes(4, "little")
+    elif how == "html":
+        raw = bytearray(b"<html>404</html> PAR1")
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("how", ["cut", "footer", "html"])
+def test_files_that_are_not_whole_are_refused(box, how):
+    by_pyarrow(box.path / "data/a.parquet", documents(1, 40))
+    by_pyarrow(box.path / "data/b.parquet", documents(2, 40))
+    damage(box.path / "data/b.parquet", how)
+    box.fails("mount", box.path / "data", box.folder(), names=[box.path / "data/b.parquet"])
+
+
+def test_a_damaged_page_spoils_its_row_group_alone(box):
+    by_pyarrow(box.path / "data/a.parquet", documents(1, 200, first=0), group=100)
+    options = {"write_page_checksum": True, "compression": "none"}
+    by_pyarrow(box.path / "data/b.parquet", documents(2, 200, first=500), group=100, **options)
+    damage(box.path / "data/b.parquet", "flipped")
+    with box.mount(box.path / "data", spec="lanes=2,window=1,seq_len=16") as m:
+        steps = range(len(os.listdir(m / "tokens/batch")))
+        seen = [errno_of((m / f"tokens/batch/{step}").read_bytes) for step in steps]
+        assert set(seen) == {None, "EIO"}
+        again = [errno_of((m / f"tokens/batch/{step}").read_bytes) for step in steps]
+        assert again == seen
+        assert "b.parquet" in m.errors() and "row group" in m.errors()
+
+
+def test_a_file_that_changes_is_an_error_never_a_mix(box):
+    by_pyarrow(box.path / "data/a.parquet", documents(1, 400), group=20)
+    with box.mount(box.path / "data", spec="lanes=1,window=2,seq_len=8") as m:
+        m.read("tokens/batch/0")
+        by_pyarrow(box.path / "data/a.parquet", documents(8, 400), group=20)
+        step = m.config()["steps_per_cycle"] // 2
+        assert errno_of((m / f"tokens/batch/{step}").read_bytes) == "EIO"
+        assert "a.parquet" in m.errors() and "has changed" in m.errors()
+        (box.path / "data/a.parquet").unlink()
+        assert errno_of((m / f"tokens/batch/{step + 1}").read_bytes) == "EIO"
+
+
+def test_the_index_is_kept_and_remade(box):
+    folder = box.path / "data"
+    by_pyarrow(folder / "a.parquet", documents(1, 40))
+    by_duckdb(folder / "b.parquet", documents(2, 40))
+    first = box.run("index", folder, "--json").stdout
+    kept = list((box.path / "cache").iterdir())
+    assert len(kept) == 1
+    assert box.run("index", folder, "--json").stdout == first
+    for junk in (b"", b"junk\n{}", kept[0].read_bytes()[:-20]):
+        kept[0].write_bytes(junk)
+        assert box.run("index", folder, "--json").stdout == first
+    by_pyarrow(folder / "a.parquet", documents(3, 41))
+    assert json.loads(box.run("index", folder, "--json").stdout)["documents"] == 81
+    # Nowhere to keep it: nothing but slower.
+    shutil.rmtree(box.path / "cache")
+    (box.path / "cache").write_bytes(b"")
+    assert json.loads(box.run("index", folder, "--json").stdout)["documents"] == 81
+
+
+def test_many_files_take_few_descriptors(box):
+    folder = box.path / "data"
+    by_pyarrow(folder / "0.parquet", documents(1, 20))
+    for i in range(1, 600):
+        shutil.copy(folder / "0.parquet", folder / f"{i}.parquet")
+    command = f"ulimit -n 64; {box.program} index {folder} --json"
+    told = json.loads(box.tool("bash", "-c", command).stdout)
+    assert len(told["files"]) == 600
+
+
+def test_refusals_say_what_to_do(box, data):
+    folder = box.path / "data"
+    by_pyarrow(folder / "a.parquet", documents(1, 400), group=20)
+    mnt = box.folder()
+    refused = lambda *args, names: box.fails("mount", folder, mnt, *args, names=names)  # noqa: E731
+    refused("--spec", "lanes=100000,seq_len=1000", names=[folder, "100000000", "fewer lanes"])
+    refused("--spec", "batch=3", names=["batch=3", "lanes, window, seq_len"])
+    refused("--spec", "lanes=4,seq_len=8", "--budget", "1KB", names=["1000", "--budget", "window"])
+    box.fails("mount", data, mnt, "--spec", "lanes=4", names=["lanes=4", "records"])
+    box.fails("mount", box.path / "nowhere.parquet", mnt, names=["nowhere.parquet"])
+    (box.path / "empty").mkdir()
+    box.fails("index", box.path / "empty", names=["empty", ".parquet"])
+    shutil.copytree(data, box.path / "both")
+    shutil.copy(folder / "a.parquet", box.path / "both")
+    box.fails("mount", box.path / "both", mnt, names=["both", "tokens are mounted alone"])
+
+
+def test_pieces_beyond_their_room_are_an_error_of_that_file_alone(box):
+    by_pyarrow(box.path / "data/a.parquet", [[i] for i in range(400)], group=100)
+    with box.mount(box.path / "data", spec="lanes=2,window=1,seq_len=32,pieces=8") as m:
+        assert len(m.read("tokens/batch/0")) == 256
+        assert errno_of((m / "tokens/batch/0.safetensors").read_bytes) == "EOVERFLOW"
+        assert "64 pieces" in m.errors() and "pieces=" in m.errors()
