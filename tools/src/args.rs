@@ -32,10 +32,14 @@ pub enum Command {
     Info(Info),
     Verify(Verify),
     Ids(Ids),
+    Ls(Ls),
+    Cat(Cat),
     Mount(Mount),
     Umount(Umount),
     Doctor(Doctor),
     Demo(Demo),
+    Completions(Completions),
+    Man(Man),
 }
 
 /// Make a record store from a .npy file, a zrecord container or another store; or a dataset of many.
@@ -220,6 +224,59 @@ pub struct Ids {
     pub types: Types,
 }
 
+/// List a folder of the mount that a dataset would be, without mounting it.
+///
+/// Folders end in a slash. Of batches one cycle is listed, though any step can be read.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  batchfs ls train
+  batchfs ls train images/batch
+  batchfs ls train view/batch=64,seed=7/index")]
+pub struct Ls {
+    /// A store, a zrecord container, a .npy file, or a folder of these
+    pub source: PathBuf,
+    /// The folder, as a path from the mount's root
+    #[arg(default_value = "", hide_default_value = true)]
+    pub name: String,
+    #[command(flatten)]
+    pub order: Order,
+}
+
+/// Print files of the mount that a dataset would be, without mounting it.
+///
+/// The names are those of the mount, and so are the bytes. `batchfs ls` lists them.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  batchfs cat train README.txt
+  batchfs cat train images/record/7.txt
+  batchfs cat train images/batch/3.npy --spec batch=256,seed=42 > x.npy
+  batchfs cat train all/batch/0.safetensors > step0.safetensors
+  batchfs cat train view/batch=8/images/batch/0.json index/5.txt")]
+pub struct Cat {
+    /// A store, a zrecord container, a .npy file, or a folder of these
+    pub source: PathBuf,
+    /// The files, as paths from the mount's root; printed one after the other
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+    #[command(flatten)]
+    pub order: Order,
+    /// Print to a terminal what is not text
+    #[arg(short, long)]
+    pub force: bool,
+}
+
+/// Which order, and what the elements are.
+#[derive(Debug, ClapArgs)]
+pub struct Order {
+    /// The order, see `batchfs mount --help`
+    #[arg(long, default_value = "batch=256", value_parser = spec)]
+    pub spec: Spec,
+    #[command(flatten)]
+    pub types: Types,
+}
+
 const SPEC: &str = "\
 The spec says which records make up which batch. Its keys, separated by commas:
   mode       cyclic (default): a fresh permutation of all records per cycle
@@ -327,6 +384,36 @@ pub struct Demo {
     /// Leave the dataset and the mount in place, and say where
     #[arg(long)]
     pub keep: bool,
+}
+
+/// Print what a shell needs to complete the arguments of this program.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  batchfs completions bash > batchfs.bash     then, in bash: source ./batchfs.bash
+  batchfs completions zsh > _batchfs          in a folder of zsh's $fpath
+  batchfs completions fish > batchfs.fish     in ~/.config/fish/completions
+
+Where all users find them:
+  bash  /usr/share/bash-completion/completions/batchfs
+  zsh   /usr/local/share/zsh/site-functions/_batchfs
+  fish  /usr/share/fish/vendor_completions.d/batchfs.fish")]
+pub struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Print the man page, or write those of all commands to a folder.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  batchfs man > batchfs.1                     then: man -l batchfs.1
+  batchfs man --dir man                       batchfs.1, batchfs-create.1, … mount.batchfs.8")]
+pub struct Man {
+    /// The folder to write to; is made if it is not there
+    #[arg(long, value_name = "D")]
+    pub dir: Option<PathBuf>,
 }
 
 fn threads(text: &str) -> Result<usize, String> {
