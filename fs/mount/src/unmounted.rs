@@ -39,7 +39,7 @@ pub enum NameError {
         there: String,
     },
     /// A folder has no contents.
-    #[error("{name}: is a folder")]
+    #[error("{name}: is a folder, not a file")]
     Folder {
         /// Its name.
         name: String,
@@ -297,7 +297,7 @@ mod tests {
         assert!(no("s/record/3").contains("s/record/3"));
         assert!(no("s/batch/0.npy").contains("a single array"));
         assert!(no("view/batch=9/index/0").contains("view/batch=9"));
-        assert_eq!(no("s"), "s: is a folder");
+        assert_eq!(no("s"), "s: is a folder, not a file");
         assert_eq!(no("README.txt/x"), "README.txt: is a file, not a folder");
         assert!(no(".batchfs/metrics").contains("only a mount"));
         assert!(tree.list("README.txt", |_, _| false).is_err());

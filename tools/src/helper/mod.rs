@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser};
 
-use crate::args::{Args, Command};
-use crate::commands::mount;
+use crate::args::{Args, Command, Mount};
+use crate::commands;
 use crate::daemon::{self, Start};
 use crate::{say, told};
 use options::Options;
@@ -107,14 +107,15 @@ pub fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    let args = match arguments(&helper) {
-        Ok(args) => args,
+    let meant = arguments(&helper).and_then(|args| Ok((parsed(&args)?, args)));
+    let (mount, args) = match meant {
+        Ok(meant) => meant,
         Err(why) => {
             say::note(why);
             return ExitCode::from(USAGE);
         }
     };
-    match run(&helper, &args) {
+    match run(&helper, &args, &mount) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(FAILED),
         Err(e) => {
@@ -138,24 +139,28 @@ fn arguments(helper: &Helper) -> Result<Vec<OsString>, String> {
     Ok(args)
 }
 
-fn run(helper: &Helper, args: &[OsString]) -> anyhow::Result<bool> {
-    if helper.verbose {
-        let shown: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).collect();
-        daemon::tell(&format!("mount.batchfs: batchfs mount {}", shown.join(" ")));
-    }
+/// What these arguments say, so that what is wrong with them is told here and not by the daemon.
+fn parsed(args: &[OsString]) -> Result<Mount, String> {
     let command = ["batchfs".into(), "mount".into()].into_iter().chain(args.iter().cloned());
-    let parsed = match Args::try_parse_from(command) {
-        Ok(Args { command: Command::Mount(parsed) }) => parsed,
-        Ok(_) => anyhow::bail!("no arguments of a mount"),
+    match Args::try_parse_from(command) {
+        Ok(Args { command: Command::Mount(mount) }) => Ok(mount),
+        Ok(_) => Err("these are no arguments of a mount".to_owned()),
         Err(e) => {
             // Its usage would be that of another program.
             let said = e.to_string();
             let line = said.lines().next().unwrap_or_default();
-            anyhow::bail!("{}", line.trim_start_matches("error: "));
+            Err(line.trim_start_matches("error: ").to_owned())
         }
-    };
+    }
+}
+
+fn run(helper: &Helper, args: &[OsString], mount: &Mount) -> anyhow::Result<bool> {
+    if helper.verbose {
+        let shown: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).collect();
+        daemon::tell(&format!("mount.batchfs: batchfs mount {}", shown.join(" ")));
+    }
     if helper.fake {
-        mount::prepare(&parsed)?;
+        commands::mount::prepare(mount)?;
         return Ok(true);
     }
     Ok(match daemon::start(args)? {
