@@ -374,14 +374,14 @@ pub struct Doctor {
     pub json: bool,
 }
 
-/// Build, mount and read a small real dataset: handwritten digits and their labels.
+/// Build, mount and read two small real datasets: handwritten digits and their labels, and a text.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
   batchfs demo
-  batchfs demo --keep      leave the dataset and the mount for you to look at")]
+  batchfs demo --keep      leave the data and the mounts for you to look at")]
 pub struct Demo {
-    /// Leave the dataset and the mount in place, and say where
+    /// Leave the datasets and the mounts in place, and say where
     #[arg(long)]
     pub keep: bool,
 }
