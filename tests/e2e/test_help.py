@@ -119,6 +119,26 @@ def test_every_example_runs(box, world, command):
         shutil.rmtree(left)
 
 
+def test_folders_on_the_way_are_made_and_go_again(box, world):
+    """By all that writes, as `create` does it."""
+    new = {
+        "create": ["create", "a/b/store", "--from", "images.npy"],
+        "export": ["export", "train/images", "a/b/x.npy", "--format", "npy"],
+        "train-dict": ["train-dict", "sample/tokens", "-o", "a/b/dict"],
+    }
+    for command in new.values():
+        box.run(*command, cwd=world)
+        assert len(list((world / "a/b").iterdir())) == 1
+        shutil.rmtree(world / "a")
+    fails = [
+        ["export", "train", "a/b/out", "--format", "zrecord", "--codec", "zstd_dict"],
+        ["create", "a/b/store", "--from", "images.npy", "--codec", "zstd_dict"],
+    ]
+    for command in fails:
+        box.fails(*command, cwd=world)
+        assert not (world / "a").exists(), command
+
+
 def test_the_list_of_commands_is_this(box):
     block = help_of(box).split("Commands:\n")[1].split("\n\n")[0]
     found = [line.split()[0] for line in block.splitlines()]
