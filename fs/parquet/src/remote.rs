@@ -360,7 +360,7 @@ impl Place for Remote {
 
     fn list(&self) -> Result<Vec<File>> {
         let work = tokio::time::timeout(LISTING, self.inner.list());
-        match self.runtime.block_on(async { work.await }) {
+        match self.runtime.block_on(work) {
             Ok(files) => files,
             Err(_) => Err(self.inner.late("", "cannot list", LISTING)),
         }
