@@ -234,7 +234,7 @@ mod tests {
         let stream = Arc::new(Store::open(&path, OpenOptions::default()).unwrap());
         let named = NamedStream { name: "s".to_owned(), stream };
         let data = Arc::new(Dataset::new(&path, vec![named]).unwrap());
-        let spec = "mode=sequential,batch=2".parse().unwrap();
+        let spec: batchfs_sampler::Spec = "mode=sequential,batch=2".parse().unwrap();
         let view = Arc::new(View::new(0, "", data, spec).unwrap());
         Unmounted::new(view, 1).unwrap()
     }
