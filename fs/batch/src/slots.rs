@@ -328,6 +328,7 @@ mod tests {
     use std::sync::LazyLock;
 
     use batchfs_region::{Arena, Config};
+    use batchfs_sampler::Spec;
     use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
     use proptest::prelude::*;
 
@@ -365,7 +366,7 @@ mod tests {
         let stream = Arc::new(Store::open(&path, OpenOptions::default()).unwrap());
         let named = NamedStream { name: "s".to_owned(), stream };
         let data = Arc::new(Dataset::new(&path, vec![named]).unwrap());
-        Arc::new(View::new(0, "", data, "batch=10".parse().unwrap()).unwrap())
+        Arc::new(View::new(0, "", data, "batch=10".parse::<Spec>().unwrap()).unwrap())
     }
 
     fn check(slots: &Slots) {
