@@ -332,7 +332,9 @@ mod tests {
         let stream = Arc::new(Store::open(&path, OpenOptions::default()).unwrap());
         let named = NamedStream { name: "s".to_owned(), stream };
         let data = Arc::new(Dataset::new(&path, vec![named]).unwrap());
-        Arc::new(View::new(0, "", data, "batch=10".parse().unwrap()).unwrap())
+        Arc::new(
+            View::new(0, "", data, "batch=10".parse::<batchfs_sampler::Spec>().unwrap()).unwrap(),
+        )
     }
 
     fn check(slots: &Slots) {

@@ -30,7 +30,7 @@ fn view(path: &Path, spec: &str) -> Arc<View> {
     let stream = Arc::new(Store::open(path, OpenOptions::default()).unwrap());
     let named = NamedStream { name: "x".to_owned(), stream };
     let data = Arc::new(Dataset::new(path, vec![named]).unwrap());
-    Arc::new(View::new(0, "", data, spec.parse().unwrap()).unwrap())
+    Arc::new(View::new(0, "", data, spec.parse::<batchfs_batch::Spec>().unwrap()).unwrap())
 }
 
 fn engine(limit: u64) -> Engine {

@@ -70,8 +70,10 @@ fn both_ways_to_fill_a_region_give_the_same_bytes() {
         ragged(dir, "giants", |i| if i % 3 == 0 { 1_300_003 } else { i % 2 }),
     ];
     let data = Arc::new(Dataset::new(dir, streams).unwrap());
-    let view =
-        Arc::new(View::new(0, "", data.clone(), "batch=32,seed=5".parse().unwrap()).unwrap());
+    let view = Arc::new(
+        View::new(0, "", data.clone(), "batch=32,seed=5".parse::<batchfs_batch::Spec>().unwrap())
+            .unwrap(),
+    );
     // A single thread writes regions of any size.
     let (mapped, written) = (engine(2), engine(1));
     written.show_regions();
@@ -109,7 +111,7 @@ fn a_source_that_was_cut_short_is_an_error_in_both_ways() {
     let tmp = tempfile::tempdir().unwrap();
     let stream = dense(tmp.path(), "x", 150_001, Codec::Raw);
     let data = Arc::new(Dataset::new(tmp.path(), vec![stream]).unwrap());
-    let spec = "batch=40,mode=sequential".parse().unwrap();
+    let spec: batchfs_batch::Spec = "batch=40,mode=sequential".parse().unwrap();
     let view = Arc::new(View::new(0, "", data, spec).unwrap());
     let engine = engine(1);
     engine.show_regions();

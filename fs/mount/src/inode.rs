@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn spellings_of_one_spec_are_one_link() {
         let inodes = Inodes::default();
-        let link = |text: &str| Node::Link(text.parse().unwrap());
+        let link = |text: &str| Node::Link(text.parse::<batchfs_batch::Spec>().unwrap().into());
         let ino = inodes.number(link("batch=8"), true).unwrap();
         assert_eq!(inodes.number(link("batch=8,seed=0"), true), Some(ino));
         assert_ne!(inodes.number(link("batch=9"), true), Some(ino));
