@@ -75,6 +75,34 @@ find_python() {
     done
 }
 
+# A Python of an environment with loaderx, which the tests of its format want; it needs 3.12.
+# Prints why there is none, if there is none.
+prepare_loaderx() {
+    local name found venv=$target/loaderx-venv
+    local pyenv=${PYENV_ROOT:-$HOME/.pyenv}/versions
+    if ! cmp -s tests/loaderx.txt "$venv/installed.txt"; then
+        for name in python3.14 python3.13 python3.12 python3 "$pyenv"/3.1[2-9]*/bin/python; do
+            if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))' \
+                > /dev/null 2>&1; then
+                found=$name
+                break
+            fi
+        done
+        if [[ -z ${found:-} ]]; then
+            echo "no Python 3.12 or newer with venv"
+            return
+        fi
+        rm -rf "$venv"
+        if ! "$found" -m venv "$venv" > /dev/null \
+            || ! "$venv/bin/pip" install --quiet --disable-pip-version-check \
+                -r tests/loaderx.txt > /dev/null; then
+            echo "it cannot be installed"
+            return
+        fi
+        cp tests/loaderx.txt "$venv/installed.txt"
+    fi
+}
+
 # Commands and files that the tests use, and the packages that have them.
 missing_packages() {
     has fusermount3 || echo fuse3
@@ -136,6 +164,14 @@ prepare() {
         cp tests/requirements.txt "$venv/installed.txt"
     fi
     "$venv/bin/python" --version
+
+    local why
+    why=$(prepare_loaderx)
+    if [[ -n $why ]]; then
+        skipped+=("what needs loaderx: $why")
+    else
+        export BATCHFS_LOADERX_PYTHON=$target/loaderx-venv/bin/python
+    fi
 }
 
 # One build serves the unit tests and the mounts: the same profile, targets and features.

@@ -1,5 +1,7 @@
 """Fixtures: the program, a folder for each test, a plain user, a data set."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pwd
@@ -98,21 +100,38 @@ def user():
         pytest.skip("needs root, to become a plain user")
     if shutil.which("useradd") is None or shutil.which("fusermount3") is None:
         pytest.skip("needs useradd and fusermount3")
-    name = "batchfs-test"
+    # Of this run alone: another one on this machine must not remove it meanwhile.
+    name = f"batchfs-test-{os.getpid()}"
+    subprocess.run(["useradd", "--system", "--no-create-home", name], check=True)
+    entry = pwd.getpwnam(name)
     try:
-        entry, made = pwd.getpwnam(name), False
-    except KeyError:
-        subprocess.run(["useradd", "--system", "--no-create-home", name], check=True)
-        entry, made = pwd.getpwnam(name), True
-    fuse = Path("/dev/fuse")
-    before = stat.S_IMODE(fuse.stat().st_mode) if fuse.exists() else None
-    if before is not None:
-        fuse.chmod(0o666)
-    yield User(name, entry.pw_uid, entry.pw_gid)
-    if before is not None:
-        fuse.chmod(before)
-    if made:
+        with open_fuse():
+            yield User(name, entry.pw_uid, entry.pw_gid)
+    finally:
         subprocess.run(["userdel", name], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def open_fuse():
+    """/dev/fuse for everybody, until the last test run on this machine needs it no more."""
+    fuse = Path("/dev/fuse")
+    if not fuse.exists():
+        yield
+        return
+    with open("/run/lock/batchfs-test-fuse", "a+") as told:
+        fcntl.flock(told, fcntl.LOCK_EX)
+        told.seek(0)
+        if not told.read():
+            told.write(f"{stat.S_IMODE(fuse.stat().st_mode):o}")
+            told.flush()
+        fuse.chmod(0o666)
+        fcntl.flock(told, fcntl.LOCK_SH)
+        yield
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(told, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            told.seek(0)
+            fuse.chmod(int(told.read(), 8))
+            told.truncate(0)
 
 
 @pytest.fixture(scope="session")

@@ -234,9 +234,11 @@ class Mount:
             raise AssertionError(f"{e}: {seen[0]}, then {seen[-1]}") from None
 
     def kill(self) -> None:
-        """Kills the daemon, and waits until it is gone."""
+        """Kills the daemon, and waits until it is gone, and its connection with it."""
         os.kill(self.pid, signal.SIGKILL)
         self.gone()
+        # A request on its way meanwhile is answered with this.
+        wait_for(lambda: errno_of(os.statvfs, self.dir) != "ECONNABORTED", "the connection ends")
 
     def gone(self) -> None:
         wait_for(lambda: not alive(self.pid), f"the daemon {self.pid} is gone")

@@ -312,21 +312,6 @@ def test_a_file_of_a_store_is_a_pipe(box, store, name):
         box.fails(*command, names=[store / name], timeout=20)
 
 
-@pytest.mark.parametrize("order", ["fortran", "big-endian"])
-def test_other_dialects_give_the_same_values_or_are_refused(box, order):
-    array = np.arange(600, dtype=">i4" if order == "big-endian" else "<i4").reshape(200, 3)
-    if order == "fortran":
-        array = np.asfortranarray(array)
-    path = box.npy("data/x", array)
-    done = box.run("info", path, check=False)
-    if done.returncode:
-        assert str(path) in done.stderr and done.stderr.count("\n") == 1
-        return
-    with box.mount(path.parent, spec="batch=10") as m:
-        got = np.load(m / "x/batch/3.npy")
-        assert np.array_equal(got, array[m.ids(3)])
-
-
 @pytest.mark.parametrize("name", ["index", "view", "all", "README.txt"])
 def test_a_stream_with_a_name_of_the_mount(box, name):
     np.save(box.folder("data") / f"{name}.npy", np.zeros(10))

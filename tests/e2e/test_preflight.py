@@ -78,7 +78,7 @@ def test_a_file_beside_the_target(box):
 def test_the_source_is_missing(box):
     box.fails("mount", box.path / "nothing", box.folder(), names=[box.path / "nothing"])
     empty = box.folder("empty")
-    box.fails("mount", empty, box.folder(), names=[empty, "neither stores nor .npy"])
+    box.fails("mount", empty, box.folder(), names=[empty, "neither stores nor containers nor .npy"])
 
 
 def test_relative_paths_and_links(box, source):

@@ -28,6 +28,7 @@ Start here:
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Create(Create),
+    Export(Export),
     TrainDict(TrainDict),
     Info(Info),
     Index(Index),
@@ -40,9 +41,12 @@ pub enum Command {
     Demo(Demo),
 }
 
-/// Make a record store from a .npy file.
+/// Make a record store from a .npy file, a zrecord container or another store; or a dataset of many.
 ///
-/// The store is there whole or not at all: it gets its name when everything is on the disk.
+/// It is there whole or not at all: it gets its name when everything is on the disk. A folder of
+/// such sources, or several --from, become a folder of stores, one for each; they must have
+/// as many records as one another. .npy files may be in Fortran order or big-endian: these are
+/// converted.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
@@ -50,13 +54,18 @@ Examples:
   batchfs create train/labels --from labels.npy --codec zstd
   batchfs create train/x --from x.npy --dtype bfloat16
   batchfs create train/text --from values.npy --offsets cu.npy       records of different lengths
+  batchfs create train --from arrays/               a dataset of all that is in the folder
+  batchfs create train --from x=images.npy --from y=2024/labels.npy  a dataset with these names
+  batchfs create train --from loaderx/train --codec zstd             containers of loaderx
   batchfs mount train /mnt/ds            a folder of stores is one dataset")]
 pub struct Create {
-    /// The store to make; must not exist
+    /// The store to make, or the folder of stores; must not exist
     pub dest: PathBuf,
-    /// Where the records come from: a .npy file, whose first axis counts them
-    #[arg(long, value_name = "X.npy")]
-    pub from: PathBuf,
+    /// Where the records come from: a .npy file, whose first axis counts them, a zrecord container,
+    /// a store, or a folder of these. May be given more than once: then each becomes a stream,
+    /// called NAME, or after the path
+    #[arg(long, value_name = "[NAME=]PATH", required = true)]
+    pub from: Vec<PathBuf>,
     /// Files that the records are spread over, 1 to 255: more of them write and read in parallel
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=255))]
     pub shards: u32,
@@ -100,6 +109,50 @@ impl Types {
     }
 }
 
+/// Write a store or a dataset in a format of other programs: zrecord (loaderx) or .npy.
+///
+/// What is written is there whole or not at all. Of a dataset of several streams it is a folder,
+/// with a container or a .npy file for each. Ragged records become a folder of values.npy,
+/// cu_seqlens.npy and shapes.npy, which `batchfs create --from` and `mount` read.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  batchfs export train out --format zrecord --codec zstd
+  batchfs export train/images images.npy --format npy
+  batchfs export train/tokens out --format zrecord --codec zstd_dict --dict tokens.dict")]
+pub struct Export {
+    /// A store, a zrecord container, a .npy file, or a folder of these
+    pub source: PathBuf,
+    /// What to write; must not exist
+    pub dest: PathBuf,
+    /// The format
+    #[arg(long, value_enum)]
+    pub format: ExportFormat,
+    /// Files that the records of a container are spread over, 1 to 255
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=255))]
+    pub shards: u32,
+    /// How the records of a container are kept
+    #[arg(long, default_value = "raw", value_name = "raw|zstd|zstd_dict", value_parser = codec)]
+    pub codec: Codec,
+    /// How hard zstd tries
+    #[arg(long, default_value_t = 3, allow_negative_numbers = true)]
+    pub level: i32,
+    /// The dictionary for zstd_dict, made by `batchfs train-dict`
+    #[arg(long, value_name = "FILE")]
+    pub dict: Option<PathBuf>,
+    #[command(flatten)]
+    pub types: Types,
+}
+
+/// What streams are exported as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExportFormat {
+    /// Containers that loaderx reads
+    Zrecord,
+    /// Arrays that NumPy reads
+    Npy,
+}
+
 /// Train a dictionary on a stream, for stores of many small and similar records.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
@@ -107,7 +160,7 @@ Examples:
   batchfs train-dict sample/tokens -o tokens.dict
   batchfs create train/tokens --from tokens.npy --codec zstd_dict --dict tokens.dict")]
 pub struct TrainDict {
-    /// A store or a .npy file, as representative as can be
+    /// A store, a zrecord container or a .npy file, as representative as can be
     pub source: PathBuf,
     /// The file to write; must not exist
     #[arg(short, long, value_name = "F")]
@@ -119,14 +172,14 @@ pub struct TrainDict {
     pub types: Types,
 }
 
-/// Show what a store, a folder of stores or a .npy file holds.
+/// Show what a store, a zrecord container, a .npy file or a folder of these holds.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
   batchfs info train
   batchfs info train/images --json")]
 pub struct Info {
-    /// A store, a folder of stores, or a .npy file
+    /// A store, a zrecord container, a .npy file, or a folder of these
     pub path: PathBuf,
     #[command(flatten)]
     pub types: Types,
@@ -135,14 +188,17 @@ pub struct Info {
     pub json: bool,
 }
 
-/// Read every byte of a store, or of a folder of stores, and compare all checksums.
+/// Read every byte of a dataset, and compare all checksums that there are.
+///
+/// Stores have one for each record. zrecord containers have none: of these every record is read and
+/// decompressed, and its length compared to its shape.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
   batchfs verify train            all streams; exits with 1 if anything is damaged
   batchfs verify train/images")]
 pub struct Verify {
-    /// A store or a folder of stores
+    /// A store, a zrecord container, a .npy file, or a folder of these
     pub path: PathBuf,
     #[command(flatten)]
     pub types: Types,
@@ -155,7 +211,7 @@ Examples:
   batchfs ids train --spec batch=256,seed=42 --step 17
   batchfs ids train --spec batch=256,rank=3,world=8 --step 0")]
 pub struct Ids {
-    /// A store, a folder of stores, or a .npy file
+    /// A store, a zrecord container, a .npy file, or a folder of these
     pub source: PathBuf,
     /// The order, see `batchfs mount --help`
     #[arg(long, default_value = "batch=256", value_parser = spec)]
@@ -200,8 +256,8 @@ Examples:
 #[derive(Debug, ClapArgs)]
 #[command(after_help = SPEC)]
 pub struct Mount {
-    /// A store, a folder of stores (aligned streams), or a .npy file; or Parquet with a column of
-    /// tokens: a file, a folder, or an address such as s3://bucket/prefix
+    /// A store, a zrecord container, a .npy file, or a folder of these (aligned streams); or Parquet
+    /// with a column of tokens: a file, a folder, or an address such as s3://bucket/prefix
     pub source: PathBuf,
     /// The empty folder to mount on
     pub dir: PathBuf,

@@ -24,6 +24,7 @@ const CLOSED_PIPE: u8 = 128 + 13;
 fn main() -> ExitCode {
     let result = match args::Args::parse().command {
         Command::Create(args) => commands::create::run(&args),
+        Command::Export(args) => commands::export::run(&args),
         Command::TrainDict(args) => commands::train_dict::run(&args),
         Command::Info(args) => commands::info::run(&args),
         Command::Index(args) => commands::index::index(&args),

@@ -245,9 +245,11 @@ impl Inner {
         let sized = |key: Key| Some((key, Arena::charge(view.layout(key).ok()?.size)));
         let next: Vec<(Key, u64)> = next.into_iter().map_while(sized).collect();
         let mut state = self.lock();
-        let queued = state.slots.fill_ahead(&next, view, self.arena.limit() / 2);
+        let (queued, quiet) = state.slots.fill_ahead(&next, view, self.arena.limit() / 2);
         state.slots.opened(key.view);
         drop(state);
+        Metrics::add(&self.metrics.prefetches_unused, quiet.len() as u64);
+        drop(quiet);
         for _ in 0..queued.min(self.pool.current_num_threads()) {
             self.work.notify_one();
         }

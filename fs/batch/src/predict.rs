@@ -170,9 +170,9 @@ impl Predictor {
         (1..=ahead).map_while(|i| run.after(i)).collect()
     }
 
-    /// Whether `step` may still be wanted by one of the runs.
-    pub(crate) fn expects(&self, step: u64) -> bool {
-        self.runs.iter().any(|run| {
+    /// Whether `step` may still be wanted by one of the runs that had one of the last `lately` opens.
+    pub(crate) fn expects(&self, step: u64, lately: u64) -> bool {
+        self.runs.iter().filter(|run| self.time - run.time <= lately).any(|run| {
             let (distance, stride) =
                 (i128::from(step) - i128::from(run.head), i128::from(run.stride));
             let behind = if stride.abs() == 1 { NEAR } else { NEAR_STRIDES };
@@ -330,7 +330,7 @@ mod tests {
                 let next = p.opened(step);
                 prop_assert!(next.len() <= MOST_AHEAD as usize);
                 prop_assert!(!next.contains(&step));
-                prop_assert!(next.iter().all(|s| p.expects(*s)), "{:?}", next);
+                prop_assert!(next.iter().all(|s| p.expects(*s, 1)), "{:?}", next);
             }
         }
     }

@@ -14,6 +14,12 @@ use crate::{Error, Face, Item, Key, View};
 /// who open a step twice. Few, because most steps are opened once.
 const KEPT: usize = 4;
 
+/// A run of steps without one of so many opens of its kind is over, and what was filled for it goes.
+const QUIET: u64 = 64;
+
+/// The same where there is no room to fill ahead for another one.
+const QUIET_IF_FULL: u64 = 12;
+
 /// Called when a wanted region is there, or cannot be had.
 pub(crate) type Then = Box<dyn FnOnce(Result<Region, Arc<Error>>) + Send>;
 
@@ -51,7 +57,10 @@ pub(crate) struct Slots {
     released: VecDeque<Key>,
     /// Ready and never opened; oldest first.
     unopened: VecDeque<Key>,
-    predictors: HashMap<Group, Predictor>,
+    /// With the number of the last open of the group.
+    predictors: HashMap<Group, (Predictor, u64)>,
+    /// Opens so far that could be predicted.
+    opens: u64,
     /// Opens per view that have yet to look ahead.
     opening: HashMap<u16, usize>,
     /// Bytes that were, or are being, filled ahead and that nobody has opened.
@@ -107,12 +116,14 @@ impl Slots {
         if matches!(key.item, Item::Record(_)) || key.face.making() != Making::Gathered {
             return (Vec::new(), Vec::new());
         }
-        let predictor = self.predictors.entry(group(key)).or_default();
+        self.opens += 1;
+        let (predictor, last) = self.predictors.entry(group(key)).or_default();
+        *last = self.opens;
         let mut next = predictor.opened(key.number);
         let stale: Vec<Key> = self
             .unopened
             .iter()
-            .filter(|k| group(**k) == group(key) && !predictor.expects(k.number))
+            .filter(|k| group(**k) == group(key) && !predictor.expects(k.number, QUIET))
             .copied()
             .collect();
         let dropped = stale.into_iter().filter_map(|k| self.drop_ready(k)).collect();
@@ -121,17 +132,22 @@ impl Slots {
     }
 
     /// Queues fills ahead, with the bytes that each takes, up to `limit` bytes filled ahead in all.
-    /// Returns how many.
+    /// Returns how many, and regions that made room: those of runs that have been quiet.
     pub(crate) fn fill_ahead(
         &mut self,
         next: &[(Key, u64)],
         view: &Arc<View>,
         limit: u64,
-    ) -> usize {
-        let mut queued = 0;
+    ) -> (usize, Vec<Region>) {
+        let (mut queued, mut dropped) = (0, Vec::new());
         for &(key, ahead) in next {
             if self.map.contains_key(&key) {
                 continue;
+            }
+            while self.ahead_bytes.saturating_add(ahead) > limit
+                && let Some(quiet) = self.quiet(group(key))
+            {
+                dropped.extend(self.drop_ready(quiet));
             }
             if self.ahead_bytes.saturating_add(ahead) > limit {
                 break;
@@ -142,7 +158,24 @@ impl Slots {
             self.prefetch.push_back(key);
             queued += 1;
         }
-        queued
+        (queued, dropped)
+    }
+
+    /// A region that was filled ahead for a run whose reader has gone on to something else, as it
+    /// seems to one of the group `now`.
+    fn quiet(&self, now: Group) -> Option<Key> {
+        // Readers that take turns come by that much more seldom.
+        let readers =
+            self.predictors.values().filter(|(_, last)| self.opens - last < QUIET).count();
+        let patience = QUIET_IF_FULL + 2 * readers as u64;
+        let is_quiet = |key: &Key| match self.predictors.get(&group(*key)) {
+            Some((predictor, _)) if group(*key) == now => {
+                !predictor.expects(key.number, QUIET_IF_FULL)
+            }
+            Some((_, last)) => self.opens - last > patience,
+            None => true,
+        };
+        self.unopened.iter().copied().find(is_quiet)
     }
 
     /// An open of this view is over: nothing more will be asked for on its behalf.
@@ -355,6 +388,44 @@ mod tests {
         }
         assert_eq!(slots.ahead_bytes, ahead);
         assert!(slots.released.iter().chain(&slots.unopened).all(|k| slots.map.contains_key(k)));
+    }
+
+    /// Opens steps in order, each when all that was queued is filled; says how many were found ready.
+    fn read(slots: &mut Slots, view: &Arc<View>, face: Face, steps: std::ops::Range<u64>) -> usize {
+        const ROOM: u64 = 8 * 4096;
+        let arena = Arena::new(&Config { limit: 1 << 24, backing: None }).unwrap();
+        let mut hits = 0;
+        for number in steps {
+            let key = Key { view: 0, item: Item::Batch(0), face, number };
+            hits +=
+                usize::from(matches!(slots.open(key, view, Box::new(|_| ())), Found::Ready(..)));
+            let (next, _) = slots.look_ahead(key);
+            let sized: Vec<(Key, u64)> = next.into_iter().map(|key| (key, 4096)).collect();
+            slots.fill_ahead(&sized, view, ROOM);
+            slots.opened(0);
+            while let Some((key, _)) = slots.next_job() {
+                let region = arena.alloc(10, "r".into()).unwrap().freeze();
+                slots.filled(key, region);
+            }
+            slots.unpin(key);
+            check(slots);
+            assert!(slots.ahead_bytes <= ROOM);
+        }
+        hits
+    }
+
+    #[test]
+    fn a_reader_that_goes_on_elsewhere_is_followed_though_the_room_was_filled_for_it() {
+        let view = view(tempfile::tempdir().unwrap().path());
+        let mut slots = Slots::default();
+        assert_eq!(read(&mut slots, &view, Face::Bare, 0..20), 19);
+        assert_eq!(slots.ahead_bytes, 8 * 4096);
+        // Elsewhere in the same files: what was filled for the first run goes after a while.
+        assert!(read(&mut slots, &view, Face::Bare, 1000..1040) >= 26);
+        assert_eq!(read(&mut slots, &view, Face::Bare, 1040..1060), 20);
+        // And in others.
+        assert!(read(&mut slots, &view, Face::Npy, 0..40) >= 22);
+        assert_eq!(read(&mut slots, &view, Face::Npy, 40..60), 20);
     }
 
     proptest! {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use batchfs_batch::{Dataset, Engine, Face, Item, Key, NamedStream, Options, View};
 use batchfs_region::{Arena, Config};
+use batchfs_sampler::Spec;
 use batchfs_store::{Codec, DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
 
 const RECORDS: u64 = 40;
@@ -50,6 +51,10 @@ fn open(dir: &Path, name: &str) -> NamedStream {
     NamedStream { name: name.to_owned(), stream }
 }
 
+fn spec(text: &str) -> Spec {
+    text.parse().unwrap()
+}
+
 fn engine(threads: usize) -> Engine {
     let arena = Arena::new(&Config { limit: 1 << 30, backing: None }).unwrap();
     Engine::new(arena, &Options { threads }).unwrap()
@@ -70,10 +75,7 @@ fn both_ways_to_fill_a_region_give_the_same_bytes() {
         ragged(dir, "giants", |i| if i % 3 == 0 { 1_300_003 } else { i % 2 }),
     ];
     let data = Arc::new(Dataset::new(dir, streams).unwrap());
-    let view = Arc::new(
-        View::new(0, "", data.clone(), "batch=32,seed=5".parse::<batchfs_batch::Spec>().unwrap())
-            .unwrap(),
-    );
+    let view = Arc::new(View::new(0, "", data.clone(), spec("batch=32,seed=5")).unwrap());
     // A single thread writes regions of any size.
     let (mapped, written) = (engine(2), engine(1));
     written.show_regions();
@@ -111,8 +113,7 @@ fn a_source_that_was_cut_short_is_an_error_in_both_ways() {
     let tmp = tempfile::tempdir().unwrap();
     let stream = dense(tmp.path(), "x", 150_001, Codec::Raw);
     let data = Arc::new(Dataset::new(tmp.path(), vec![stream]).unwrap());
-    let spec: batchfs_batch::Spec = "batch=40,mode=sequential".parse().unwrap();
-    let view = Arc::new(View::new(0, "", data, spec).unwrap());
+    let view = Arc::new(View::new(0, "", data, spec("batch=40,mode=sequential")).unwrap());
     let engine = engine(1);
     engine.show_regions();
     let key = |number| Key { view: 0, item: Item::Batch(0), face: Face::Bare, number };

@@ -185,6 +185,8 @@ impl Inodes {
 
 #[cfg(test)]
 mod tests {
+    use batchfs_sampler::Spec;
+
     use super::*;
 
     fn key(item: Item, face: Face, number: u64) -> Node {
@@ -221,7 +223,7 @@ mod tests {
     #[test]
     fn spellings_of_one_spec_are_one_link() {
         let inodes = Inodes::default();
-        let link = |text: &str| Node::Link(text.parse::<batchfs_batch::Spec>().unwrap().into());
+        let link = |text: &str| Node::Link(text.parse::<Spec>().unwrap().into());
         let ino = inodes.number(link("batch=8"), true).unwrap();
         assert_eq!(inodes.number(link("batch=8,seed=0"), true), Some(ino));
         assert_ne!(inodes.number(link("batch=9"), true), Some(ino));

@@ -179,12 +179,14 @@ impl Views {
 mod tests {
     use batchfs_batch::{Dataset, NamedStream, Options, Spec};
     use batchfs_region::{Arena, Config};
+    use batchfs_sampler::Spec;
     use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
 
     use super::*;
 
-    fn spec(seed: u64) -> Spec {
-        format!("batch=10,seed={seed}").parse().unwrap()
+    fn spec(batch: u64, seed: u64) -> ViewSpec {
+        let spec: Spec = format!("batch={batch},seed={seed}").parse().unwrap();
+        spec.into()
     }
 
     #[test]
@@ -198,12 +200,12 @@ mod tests {
         let stream = Arc::new(Store::open(&path, OpenOptions::default()).unwrap());
         let named = NamedStream { name: "s".to_owned(), stream };
         let data = Arc::new(Dataset::new(&path, vec![named]).unwrap());
-        let main = Arc::new(View::new(0, "", data, Spec { batch: 10, ..spec(0) }).unwrap());
+        let main = Arc::new(View::new(0, "", data, spec(10, 0)).unwrap());
         let arena = Arena::new(&Config { limit: 1 << 20, backing: None }).unwrap();
         let engine = Engine::new(arena, &Options { threads: 1 }).unwrap();
         let views = Views::new(main);
 
-        let number = |seed| views.look_up(spec(seed), &engine).ok();
+        let number = |seed| views.look_up(spec(10, seed), &engine).ok();
         let first = number(0).unwrap();
         assert_eq!(number(0), Some(first));
         assert!(views.told(first, None));
@@ -217,17 +219,17 @@ mod tests {
 
         let all: Vec<u16> = (0..MOST.into()).map(|seed| number(seed).unwrap()).collect();
         assert_eq!(views.list().len(), 127);
-        assert!(matches!(views.look_up(spec(500), &engine), Err(NoView::Full)));
+        assert!(matches!(views.look_up(spec(10, 500), &engine), Err(NoView::Full)));
         assert_eq!(views.idle(&engine).len(), 48);
-        assert!(views.idle(&engine).contains(&spec(0).to_string()), "the oldest are idle");
+        assert!(views.idle(&engine).contains(&spec(10, 0).to_string()), "the oldest are idle");
         views.folder(all[0], true);
-        assert!(!views.idle(&engine).contains(&spec(0).to_string()), "it is open");
+        assert!(!views.idle(&engine).contains(&spec(10, 0).to_string()), "it is open");
         views.forget(all[5], 1, &engine);
         assert_eq!(number(500), Some(all[5]));
-        let unfit = views.look_up(Spec { batch: 101, ..spec(0) }, &engine);
+        let unfit = views.look_up(spec(101, 0), &engine);
         assert!(matches!(unfit, Err(NoView::Full)));
         views.forget(all[6], 1, &engine);
-        let unfit = views.look_up(Spec { batch: 101, ..spec(0) }, &engine);
+        let unfit = views.look_up(spec(101, 0), &engine);
         assert!(matches!(unfit, Err(NoView::Unfit(e)) if e.to_string().contains("batch=101")));
     }
 }

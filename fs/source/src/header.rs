@@ -58,8 +58,9 @@ pub(crate) fn parse(text: &[u8]) -> Result<Header, String> {
     }
 }
 
-/// The element type that a `descr` stands for; `given` is what the user says it is.
-pub(crate) fn dtype(descr: &str, given: Option<DType>) -> Result<DType, String> {
+/// The element type that a `descr` stands for, and whether its bytes are the other way round;
+/// `given` is what the user says it is.
+pub(crate) fn dtype(descr: &str, given: Option<DType>) -> Result<(DType, bool), String> {
     let (order, kind) = match descr.split_at_checked(1) {
         Some((order @ ("<" | ">" | "|" | "="), kind)) => (order, kind),
         _ => ("", descr),
@@ -70,11 +71,6 @@ pub(crate) fn dtype(descr: &str, given: Option<DType>) -> Result<DType, String> 
         descr.parse::<DType>().ok().filter(lacks)
     };
     let found = match numpy {
-        Some(d) if order == ">" && d.size() > 1 => {
-            return Err(format!(
-                "is big-endian ({descr}); save it with a.astype(a.dtype.newbyteorder(\"<\"))"
-            ));
-        }
         Some(d) if order == "|" && d.size() > 1 => None,
         Some(d) => Some(d),
         None => named(),
@@ -83,8 +79,17 @@ pub(crate) fn dtype(descr: &str, given: Option<DType>) -> Result<DType, String> 
         (Some(found), Some(given)) if found != given => {
             Err(format!("holds {found}, not {given} as was said"))
         }
-        (Some(found), _) => Ok(found),
-        (None, given) => opaque(descr, kind, given),
+        (Some(found), _) => Ok((found, order == ">" && found.size() > 1)),
+        (None, given) => {
+            let found = opaque(descr, kind, given)?;
+            match order {
+                // NumPy takes plain bytes as they are, whatever is written before them.
+                ">" if found.size() > 1 => Err(format!(
+                    "has elements of type {descr:?}, of which it cannot be known in which order their bytes are; save it as \"<{kind}\""
+                )),
+                _ => Ok((found, false)),
+            }
+        }
     }
 }
 
@@ -262,10 +267,12 @@ mod tests {
 
     #[test]
     fn lost_types_need_a_word_and_are_never_guessed() {
-        assert_eq!(dtype("<f4", None), Ok(DType::Float32));
-        assert_eq!(dtype("<u1", None), Ok(DType::UInt8));
-        assert_eq!(dtype("bfloat16", None), Ok(DType::BFloat16));
-        assert_eq!(dtype("float8_e4m3fn", None), Ok(DType::Float8E4M3FN));
+        assert_eq!(dtype("<f4", None), Ok((DType::Float32, false)));
+        assert_eq!(dtype(">f4", None), Ok((DType::Float32, true)));
+        assert_eq!(dtype(">u1", None), Ok((DType::UInt8, false)));
+        assert_eq!(dtype("<u1", None), Ok((DType::UInt8, false)));
+        assert_eq!(dtype("bfloat16", None), Ok((DType::BFloat16, false)));
+        assert_eq!(dtype("float8_e4m3fn", None), Ok((DType::Float8E4M3FN, false)));
         for (descr, says) in [
             ("<V2", "bfloat16"),
             ("|V2", "--dtype"),
@@ -273,7 +280,7 @@ mod tests {
             ("<f1", "float8_e4m3fn"),
             ("int2", "int2"),
             ("|O", "pickled"),
-            (">f4", "newbyteorder"),
+            (">V2", "explicit dtype"),
             ("<U7", "<U7"),
             ("<M8[ns]", "<M8[ns]"),
             ("<f16", "<f16"),
@@ -284,9 +291,10 @@ mod tests {
             let why = dtype(descr, None).unwrap_err();
             assert!(why.contains(says), "{descr}: {why}");
         }
-        assert_eq!(dtype("<V2", Some(DType::BFloat16)), Ok(DType::BFloat16));
-        assert_eq!(dtype("<f1", Some(DType::Float8E5M2)), Ok(DType::Float8E5M2));
+        assert_eq!(dtype("<V2", Some(DType::BFloat16)), Ok((DType::BFloat16, false)));
+        assert_eq!(dtype("<f1", Some(DType::Float8E5M2)), Ok((DType::Float8E5M2, false)));
         assert!(dtype("<V2", Some(DType::Float8E5M2)).is_err());
+        assert!(dtype(">V2", Some(DType::BFloat16)).unwrap_err().contains("order"));
         assert!(dtype("<f4", Some(DType::Int32)).unwrap_err().contains("float32"));
     }
 }

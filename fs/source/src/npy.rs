@@ -21,28 +21,25 @@ pub struct NpyFile {
 /// A header longer than this is not a header.
 const MAX_HEADER: usize = 16 << 20;
 
-impl NpyFile {
-    /// Opens a file of one of the dtypes in [`DType`], in C order and little-endian.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if it cannot be opened; [`Error::BadStore`] with the reason and the way out if
-    /// it is no `.npy` file, longer or shorter than its header says, in Fortran order,
-    /// big-endian, structured, pickled, without an axis, with records of no bytes, or of an element
-    /// type that the file does not name (then see [`open_as`](Self::open_as)).
-    pub fn open(path: impl AsRef<Path>) -> Result<NpyFile> {
-        Self::open_with(path.as_ref(), None)
-    }
+/// A `.npy` file of any order, its header read and its length checked.
+pub(crate) struct Opened {
+    pub(crate) path: PathBuf,
+    pub(crate) file: GuardedFile,
+    pub(crate) schema: Schema,
+    pub(crate) records: u64,
+    /// Bytes of a record.
+    pub(crate) item: usize,
+    /// Where the data starts.
+    pub(crate) start: u64,
+    /// Column-major, in a way that matters.
+    pub(crate) fortran: bool,
+    /// Big-endian, in a way that matters.
+    pub(crate) swapped: bool,
+    pub(crate) modified: SystemTime,
+}
 
-    /// As [`open`](Self::open), for a file whose elements are known to be `dtype`. Types that NumPy
-    /// lacks are saved as `<V2`, `|V1` or `<f1`, which does not say which one they were.
-    ///
-    /// # Errors
-    /// Those of [`open`](Self::open), and if the file says that it holds something else.
-    pub fn open_as(path: impl AsRef<Path>, dtype: DType) -> Result<NpyFile> {
-        Self::open_with(path.as_ref(), Some(dtype))
-    }
-
-    fn open_with(path: &Path, given: Option<DType>) -> Result<NpyFile> {
+impl Opened {
+    pub(crate) fn new(path: &Path, given: Option<DType>) -> Result<Self> {
         let bad = |why: String| Error::BadStore { path: path.into(), why };
         let modified =
             path.metadata().and_then(|m| m.modified()).map_err(Error::io(path, "cannot open"))?;
@@ -57,15 +54,11 @@ impl NpyFile {
         let mut text = vec![0; len];
         file.read_at(at as u64, &mut text)?;
         let header = header::parse(&text).map_err(bad)?;
-        let dtype = header::dtype(&header.descr, given).map_err(bad)?;
+        let (dtype, swapped) = header::dtype(&header.descr, given).map_err(bad)?;
 
         let Some((&records, item_shape)) = header.shape.split_first() else {
             return Err(bad("holds a single value without an axis; records need one".into()));
         };
-        if header.fortran && header.shape.iter().filter(|n| **n > 1).count() > 1 {
-            let why = "is in Fortran (column-major) order; save it with np.ascontiguousarray(a)";
-            return Err(bad(why.into()));
-        }
         let schema = Schema::dense(dtype, item_shape);
         let start = (at + len) as u64;
         let item = match schema.item_bytes() {
@@ -85,8 +78,51 @@ impl NpyFile {
             )));
         }
         let item = usize::try_from(item).map_err(|_| bad("has records too large".into()))?;
-        let rows = Rows::single(file, start, records, item)?;
-        Ok(NpyFile { schema, rows, path: path.into(), modified })
+        // The order of axes says nothing where only one of them is longer than 1.
+        let fortran = header.fortran && header.shape.iter().filter(|n| **n > 1).count() > 1;
+        let path = path.into();
+        Ok(Self { path, file, schema, records, item, start, fortran, swapped, modified })
+    }
+}
+
+impl NpyFile {
+    /// Opens a file of one of the dtypes in [`DType`], in C order and little-endian.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be opened; [`Error::BadStore`] with the reason and the way out if
+    /// it is no `.npy` file, longer or shorter than its header says, in Fortran order,
+    /// big-endian, structured, pickled, without an axis, with records of no bytes, or of an element
+    /// type that the file does not name (then see [`open_as`](Self::open_as)).
+    pub fn open(path: impl AsRef<Path>) -> Result<NpyFile> {
+        Self::from_opened(Opened::new(path.as_ref(), None)?)
+    }
+
+    /// As [`open`](Self::open), for a file whose elements are known to be `dtype`. Types that NumPy
+    /// lacks are saved as `<V2`, `|V1` or `<f1`, which does not say which one they were.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), and if the file says that it holds something else.
+    pub fn open_as(path: impl AsRef<Path>, dtype: DType) -> Result<NpyFile> {
+        Self::from_opened(Opened::new(path.as_ref(), Some(dtype))?)
+    }
+
+    pub(crate) fn from_opened(opened: Opened) -> Result<NpyFile> {
+        let Opened { path, file, schema, records, item, start, fortran, swapped, modified } =
+            opened;
+        let what = match (fortran, swapped) {
+            (true, true) => "in Fortran (column-major) order and big-endian",
+            (true, false) => "in Fortran (column-major) order",
+            (false, true) => "big-endian",
+            (false, false) => {
+                let rows = Rows::single(file, start, records, item)?;
+                return Ok(NpyFile { schema, rows, path, modified });
+            }
+        };
+        let why = format!(
+            "is {what}, which cannot be read in place; `batchfs create DEST --from {}` makes a store of it",
+            path.display()
+        );
+        Err(Error::BadStore { path, why })
     }
 }
 

@@ -74,11 +74,9 @@ fn names_that_the_mount_needs_are_refused() {
 fn what_is_no_dataset_is_said_so() {
     let dir = tempfile::tempdir().unwrap();
     assert!(refused(&dir.path().join("nowhere")).contains("nowhere"));
-    assert!(refused(dir.path()).contains("neither stores nor .npy files"));
+    assert!(refused(dir.path()).contains("neither stores nor containers nor .npy files"));
     fs::write(dir.path().join("a.txt"), "text").unwrap();
-    assert!(
-        refused(&dir.path().join("a.txt")).contains("neither a store's folder nor a .npy file")
-    );
+    assert!(refused(&dir.path().join("a.txt")).contains("neither a .npy file"));
 
     let schema = Schema::dense(DType::UInt8, []);
     let dest = dir.path().join("s");

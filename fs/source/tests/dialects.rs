@@ -125,14 +125,14 @@ fn what_cannot_be_read_in_place_is_refused_with_the_way_out() {
     let of = |descr: &str| {
         said(&format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (12,), }}"), 12)
     };
-    assert!(of("'>i4'").contains("newbyteorder"));
+    assert!(of("'>i4'").contains("big-endian") && of("'>i4'").contains("batchfs create"));
     assert!(of("'|O'").contains("pickled"));
     assert!(of("'<U1'").contains("<U1"));
     assert!(of("'<M8[s]'").contains("<M8[s]"));
     assert!(of("'int2'").contains("int2"));
     assert!(of("[('größe', '<i4')]").contains("structured"));
     let why = said("{'descr': '<i4', 'fortran_order': True, 'shape': (3, 4), }", 12);
-    assert!(why.contains("Fortran") && why.contains("ascontiguousarray"), "{why}");
+    assert!(why.contains("Fortran") && why.contains("batchfs create"), "{why}");
     assert!(said("{'descr': '<i4', 'fortran_order': False, 'shape': (), }", 1).contains("axis"));
     assert!(
         said("{'descr': '<i4', 'fortran_order': False, 'shape': (3, 0), }", 0).contains("no bytes")

@@ -10,6 +10,8 @@ use zstd::zstd_safe::{self, CCtx, CDict, CParameter, DCtx, DDict};
 const MAGIC: [u8; 4] = 0xec30_a437u32.to_le_bytes();
 /// The largest dictionary that a store has.
 pub(crate) const MAX_DICTIONARY: usize = 16 << 20;
+/// The longest head of a record.
+pub(crate) const MAX_HEAD: usize = 512;
 /// Scratch memory above this is not kept.
 const KEEP: usize = 4 << 20;
 
@@ -138,7 +140,34 @@ pub(crate) struct Decoder {
 pub(crate) struct Scratch {
     context: Option<DCtx<'static>>,
     /// For a frame, copied out of its mapping: zstd must not see bytes that change.
-    stored: Vec<u8>,
+    pub(crate) stored: Vec<u8>,
+    /// For what a frame decompresses to, where that begins with a head.
+    raw: Vec<u8>,
+    /// The head of the last record that had one.
+    pub(crate) head: Head,
+}
+
+/// Room for a head.
+pub(crate) struct Head([u8; MAX_HEAD]);
+
+impl Default for Head {
+    fn default() -> Self {
+        Self([0; MAX_HEAD])
+    }
+}
+
+impl std::ops::Deref for Head {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Head {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
 }
 
 impl Scratch {
@@ -159,33 +188,56 @@ thread_local! {
 pub(crate) fn with_scratch<T>(f: impl FnOnce(&mut Scratch) -> T) -> T {
     SCRATCH.with_borrow_mut(|scratch| {
         let done = f(scratch);
-        if scratch.stored.capacity() > KEEP {
-            scratch.stored = Vec::new();
+        for kept in [&mut scratch.stored, &mut scratch.raw] {
+            if kept.capacity() > KEEP {
+                *kept = Vec::new();
+            }
         }
         done
     })
 }
 
 impl Decoder {
+    /// A dictionary without the magic number of zstd's format is one of content alone.
     pub(crate) fn new(dictionary: Option<&[u8]>) -> Result<Self, String> {
         let Some(bytes) = dictionary else { return Ok(Self { dictionary: None }) };
-        check_dictionary(bytes)?;
-        let dictionary = DDict::try_create(bytes).ok_or("zstd cannot use the dictionary")?;
+        let dictionary = DDict::try_create(bytes).ok_or("is not a dictionary that zstd can use")?;
         Ok(Self { dictionary: Some(dictionary) })
     }
 
-    /// Decodes the frame of `len` bytes that is in `scratch`, to exactly `out.len()` bytes.
+    /// Decodes the frame of `len` bytes that is in `scratch`, to exactly `head` bytes, which are
+    /// left there, and then `out.len()` bytes.
     pub(crate) fn decode(
         &self,
         scratch: &mut Scratch,
         len: usize,
+        head: usize,
         out: &mut [u8],
     ) -> Result<(), String> {
-        let frame = &scratch.stored[..len];
-        let context = match &mut scratch.context {
+        let Scratch { context, stored, raw, head: kept } = scratch;
+        let context = match context {
             Some(context) => context,
             none => none.insert(DCtx::try_create().ok_or("no memory for decompressing")?),
         };
+        if head == 0 {
+            return self.decode_to(context, &stored[..len], out);
+        }
+        let whole = head + out.len();
+        if raw.len() < whole {
+            raw.resize(whole, 0);
+        }
+        self.decode_to(context, &stored[..len], &mut raw[..whole])?;
+        kept[..head].copy_from_slice(&raw[..head]);
+        out.copy_from_slice(&raw[head..whole]);
+        Ok(())
+    }
+
+    fn decode_to(
+        &self,
+        context: &mut DCtx<'static>,
+        frame: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), String> {
         let len = match &self.dictionary {
             Some(dictionary) => context.decompress_using_ddict(out, frame, dictionary),
             None => context.decompress(out, frame),

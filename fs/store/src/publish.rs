@@ -16,11 +16,11 @@ use crate::{Error, Result};
 
 const MARK: &str = ".batchfs-tmp-";
 
-/// The folder of a writer at work. Dropped, it goes away with all that is in it.
+/// The folder of a writer at work, beside its target. Dropped, it goes away with all that is in it.
 ///
 /// It is locked (`flock`) as long as its writer lives, whatever way that ends, which is how
 /// the next writer of the same name knows what it may clean up.
-pub(crate) struct TempFolder {
+pub struct TempFolder {
     dest: PathBuf,
     path: PathBuf,
     lock: Option<Flock<File>>,
@@ -29,7 +29,11 @@ pub(crate) struct TempFolder {
 
 impl TempFolder {
     /// A folder beside `dest`. Removes what dead writers of `dest` left behind.
-    pub(crate) fn create(dest: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if there is a `dest`, [`Error::Invalid`] if it cannot be a name,
+    /// [`Error::Io`] if nothing can be made there.
+    pub fn create(dest: &Path) -> Result<Self> {
         if dest.symlink_metadata().is_ok() {
             return Err(Error::Exists { path: dest.into() });
         }
@@ -74,24 +78,42 @@ impl TempFolder {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// The folder.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(crate) fn dest(&self) -> &Path {
+    /// What it will be.
+    pub fn dest(&self) -> &Path {
         &self.dest
     }
 
     /// Gives the folder its name. Its files must be on the disk already.
-    pub(crate) fn publish(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if `dest` has come into being meanwhile, [`Error::Io`].
+    pub fn publish(&mut self) -> Result<()> {
         sync_folder(&self.path, &self.dest)?;
-        rename_without_replacing(&self.path, &self.dest).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => Error::Exists { path: self.dest.clone() },
-            _ => Error::io(&self.dest, "cannot give the finished store its name")(e),
-        })?;
+        self.rename(&self.path)?;
         self.published = true;
-        let parent = parent(&self.dest);
-        sync_folder(parent, &self.dest)
+        sync_folder(parent(&self.dest), &self.dest)
+    }
+
+    /// Gives the name to one file of the folder instead; the rest goes away. It must be on the disk
+    /// already.
+    ///
+    /// # Errors
+    /// Those of [`publish`](Self::publish).
+    pub fn publish_file(self, name: &str) -> Result<()> {
+        self.rename(&self.path.join(name))?;
+        sync_folder(parent(&self.dest), &self.dest)
+    }
+
+    fn rename(&self, from: &Path) -> Result<()> {
+        rename_without_replacing(from, &self.dest).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => Error::Exists { path: self.dest.clone() },
+            _ => Error::io(&self.dest, "cannot give what is finished its name")(e),
+        })
     }
 }
 

@@ -3,10 +3,11 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::compress::Decoder;
+use crate::compress::{Decoder, check_dictionary};
 use crate::header::{DICTIONARY, HEADER, Header, SEAL, bad, read_at_most, read_small, seal};
 use crate::index::Index;
-use crate::packed::Packed;
+use crate::packed::{Entries, Packed};
+use crate::records::Records;
 use crate::rows::{Rows, Verify};
 use crate::stream::{check_ids, check_request, dense_elements, dense_shapes};
 use crate::{Codec, Error, GuardedFile, Layout, Result, Schema, Stream, hash, is_unfinished};
@@ -82,7 +83,9 @@ impl Store {
         let (files, start) = open_shards(path, &header)?;
         let body = if header.packed.is_some() {
             let decoder = open_decoder(path, &header)?;
-            Body::Packed(Packed::new(path.into(), files, &header, index, decoder))
+            let lens = files.iter().map(GuardedFile::len).collect();
+            let index = Entries::new(path.into(), &header, index, lens);
+            Body::Packed(Records::with_decoder(path.into(), files, index, decoder))
         } else {
             let item = header.schema.item_bytes().unwrap_or(0) as usize;
             let rows = Rows::new(path.into(), files, header.geometry, start, item)?;
@@ -161,7 +164,9 @@ fn open_decoder(path: &Path, header: &Header) -> Result<Decoder> {
         let why = format!("is not the dictionary that {HEADER} tells of: it is damaged");
         return Err(bad(&file, why));
     }
-    Decoder::new(Some(&bytes)).map_err(|why| bad(&file, why))
+    check_dictionary(&bytes)
+        .and_then(|()| Decoder::new(Some(&bytes)))
+        .map_err(|why| bad(&file, why))
 }
 
 fn open_shards(path: &Path, header: &Header) -> Result<(Vec<GuardedFile>, u64)> {
@@ -233,7 +238,7 @@ impl Stream for Store {
         match (&self.body, &self.header.schema.layout) {
             (Body::Packed(packed), Layout::Ragged { .. }) => {
                 check_request(self, ids, 1, out.len())?;
-                packed.elements(ids, out)
+                packed.index().elements(ids, out)
             }
             _ => dense_elements(self, ids, out),
         }
@@ -243,7 +248,7 @@ impl Stream for Store {
         match (&self.body, &self.header.schema.layout) {
             (Body::Packed(packed), Layout::Ragged { ndim }) => {
                 check_request(self, ids, *ndim as usize, out.len())?;
-                packed.shapes(ids, out)
+                packed.index().shapes(ids, out)
             }
             _ => dense_shapes(self, ids, out),
         }

@@ -67,7 +67,7 @@ pub trait Stream: Send + Sync {
     }
 
     /// Writes the shape of each of the records `ids` to `out`, one after the other: `ids.len() *
-    /// ndim` numbers. No record is read for it.
+    /// ndim` numbers. No record of a store is read for it; other sources may have to.
     ///
     /// Whoever implements a ragged stream implements this; for a dense one it is given.
     ///
@@ -115,7 +115,10 @@ pub(crate) fn dense_shapes<S: Stream + ?Sized>(
 }
 
 /// Whether all `ids` are there, and `out` has room for `each` numbers of every one.
-pub(crate) fn check_request<S: Stream + ?Sized>(
+///
+/// # Errors
+/// [`Error::NoSuchRecord`], [`Error::Invalid`].
+pub fn check_request<S: Stream + ?Sized>(
     stream: &S,
     ids: &[u64],
     each: usize,
@@ -129,7 +132,11 @@ pub(crate) fn check_request<S: Stream + ?Sized>(
     check_ids(stream.origin(), ids, stream.len())
 }
 
-pub(crate) fn check_ids(origin: &Path, ids: &[u64], len: u64) -> Result<()> {
+/// Whether all `ids` are within `0..len`.
+///
+/// # Errors
+/// [`Error::NoSuchRecord`] with the first that is not.
+pub fn check_ids(origin: &Path, ids: &[u64], len: u64) -> Result<()> {
     match ids.iter().find(|id| **id >= len) {
         Some(&record) => Err(Error::NoSuchRecord { path: origin.to_owned(), record, len }),
         None => Ok(()),

@@ -5,10 +5,11 @@ use rayon::prelude::*;
 
 use crate::header::bad;
 use crate::index::Index;
-use crate::packed::{Packed, Place};
+use crate::packed::Packed;
+use crate::records::{Locate as _, Place};
 use crate::rows::damage_of;
 use crate::store::{Body, mismatch};
-use crate::{Error, GuardedFile, OpenOptions, Result, Rows, Store, Stream as _, Verify, hash};
+use crate::{Error, GuardedFile, OpenOptions, Result, Rows, Store, Stream, Verify, chunks, hash};
 
 /// What [`verify`] found.
 #[derive(Debug)]
@@ -49,7 +50,7 @@ pub fn verify(path: impl AsRef<Path>, progress: &(dyn Fn(u64) + Sync)) -> Result
     let store = Store::open(path, OpenOptions::verify(Verify::Never))?;
     let (index, geometry) = match store.body() {
         Body::Rows { rows, index } => (index, rows.geometry()),
-        Body::Packed(packed) => (packed.index(), packed.geometry()),
+        Body::Packed(packed) => (packed.index().index(), packed.index().geometry()),
     };
     let blocks: Vec<Option<Error>> =
         (0..index.blocks()).into_par_iter().map(|block| index.block(block).err()).collect();
@@ -86,6 +87,43 @@ pub fn verify(path: impl AsRef<Path>, progress: &(dyn Fn(u64) + Sync)) -> Result
     Ok(Report {
         records: store.len(),
         bytes: store.payload_bytes(),
+        problems: all.count,
+        first: all.first,
+    })
+}
+
+/// Reads every record of a stream that has no checksums, on all cores: what can be seen of damage
+/// without them. `progress` is told, from any thread, how many bytes were just done.
+///
+/// # Errors
+/// Those of [`Stream::elements`]. What is wrong with records is in the report.
+pub fn read_all(stream: &dyn Stream, progress: &(dyn Fn(u64) + Sync)) -> Result<Report> {
+    let parts = chunks(stream, STEP).collect::<Result<Vec<_>>>()?;
+    let found: Vec<Problems> = parts
+        .into_par_iter()
+        .map_init(Vec::new, |buffer, chunk| {
+            let mut problems = Problems::default();
+            let ids: Vec<u64> = chunk.ids.collect();
+            buffer.resize(chunk.bytes as usize, 0);
+            if stream.gather(&ids, buffer).is_err() {
+                for id in ids {
+                    let mut elements = [0];
+                    let read = stream.elements(&[id], &mut elements).and_then(|()| {
+                        let bytes = elements[0] as usize * stream.schema().dtype.size();
+                        stream.gather(&[id], &mut buffer[..bytes])
+                    });
+                    read.err().into_iter().for_each(|e| problems.add(e));
+                }
+            }
+            progress(chunk.bytes);
+            problems
+        })
+        .collect();
+    let mut all = Problems::default();
+    found.into_iter().for_each(|p| all.join(p));
+    Ok(Report {
+        records: stream.len(),
+        bytes: stream.payload_bytes(),
         problems: all.count,
         first: all.first,
     })
@@ -191,10 +229,11 @@ fn check_packed(
     known: &impl Fn(u64) -> bool,
     problems: &mut Problems,
 ) -> u64 {
-    let id = |row| packed.geometry().id(shard, row);
+    let geometry = packed.index().geometry();
+    let id = |row| geometry.id(shard, row);
     let place = |row| {
         let mut place = [Place::default()];
-        known(id(row)).then(|| packed.places(&[id(row)], &mut place).map(|()| place[0]))
+        known(id(row)).then(|| packed.index().locate(&[id(row)], &mut place).map(|()| place[0]))
     };
     let file = &packed.files()[shard as usize];
     // Where the next record has to begin, if that is known.
@@ -235,7 +274,7 @@ fn check_packed(
         due = Some(place.end());
     }
     check_run(packed, file, &run, buffers, problems);
-    let whole = packed.geometry().rows(shard) == rows.end;
+    let whole = geometry.rows(shard) == rows.end;
     if let (true, Some(end)) = (whole, due)
         && end != file.len()
     {

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// A new file that is written from front to end.
 ///
 /// Small pieces are collected; large ones are written from where they are.
-pub(crate) struct Output {
+pub struct Output {
     file: File,
     /// What errors are about: the target, since the file itself is gone after an error.
     told: PathBuf,
@@ -30,10 +30,14 @@ const COLLECT: usize = 256 << 10;
 /// The way to the disk begins in steps of this, so that little is left for the end.
 const PUSH: u64 = 8 << 20;
 
-const WRITE: &str = "cannot write the store, nothing of it was published";
+const WRITE: &str = "cannot be written, nothing of it was published";
 
 impl Output {
-    pub(crate) fn create(path: &Path, told: &Path) -> Result<Self> {
+    /// Makes the file `path`; errors are about `told`.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn create(path: &Path, told: &Path) -> Result<Self> {
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -43,18 +47,25 @@ impl Output {
     }
 
     /// A whole file, on the disk.
-    pub(crate) fn whole(path: &Path, told: &Path, bytes: &[u8]) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn whole(path: &Path, told: &Path, bytes: &[u8]) -> Result<()> {
         let mut out = Self::create(path, told)?;
         out.append(bytes)?;
         out.sync()
     }
 
     /// Leaves a gap at the front, for [`fill`](Self::fill).
-    pub(crate) fn skip(&mut self, bytes: u64) {
+    pub fn skip(&mut self, bytes: u64) {
         self.at += bytes;
     }
 
-    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<()> {
+    /// Adds bytes.
+    ///
+    /// # Errors
+    /// [`Error::Io`], for a limit on the size of files, too.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.append_all(&mut [IoSlice::new(bytes)])
     }
 
@@ -84,14 +95,21 @@ impl Output {
         Ok(())
     }
 
-    pub(crate) fn fill(&mut self, bytes: &[u8], at: u64) -> Result<()> {
+    /// Writes bytes to a gap.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn fill(&mut self, bytes: &[u8], at: u64) -> Result<()> {
         write_all(&self.file, &mut [IoSlice::new(bytes)], at)
             .map(drop)
             .map_err(Error::io(&self.told, WRITE))
     }
 
     /// Brings all of it to the disk.
-    pub(crate) fn sync(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&mut self) -> Result<()> {
         self.flush()?;
         self.file.sync_all().map_err(Error::io(&self.told, WRITE))
     }

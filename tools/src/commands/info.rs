@@ -3,6 +3,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use batchfs_batch::NamedStream;
+use batchfs_source::{Kind, Zrecord};
 use batchfs_store::{OpenOptions, Store, Verify};
 use bytesize::ByteSize;
 use serde_json::{Value, json};
@@ -35,9 +36,20 @@ pub fn run(args: &Info) -> anyhow::Result<ExitCode> {
     )?;
     for stream in data.streams() {
         let schema = stream.stream.schema();
-        let kind = match store(stream.stream.origin()) {
-            Some(store) => format!("store, {}, {} shard(s)", store.codec().name(), store.shards()),
-            None => "npy".to_owned(),
+        let kind = match found(stream.stream.origin())? {
+            Found::Store(store) => {
+                format!("store, {}, {} shard(s)", store.codec().name(), store.shards())
+            }
+            Found::Zrecord(container) => {
+                let by = container.written_by().unwrap_or("loaderx");
+                let (codec, shards) = (container.codec().name(), container.shards());
+                let empty = match data.len() {
+                    0 => ", empty: of no records, or of a writer that was killed before the first",
+                    _ => "",
+                };
+                format!("zrecord ({by}), {codec}, {shards} shard(s){empty}")
+            }
+            Found::Npy(kind) => kind.to_owned(),
         };
         writeln!(
             out,
@@ -55,26 +67,48 @@ pub fn run(args: &Info) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn store(path: &Path) -> Option<Store> {
-    path.is_dir().then(|| Store::open(path, OpenOptions::verify(Verify::First)).ok())?
+/// What a stream comes from.
+enum Found {
+    Store(Box<Store>),
+    Zrecord(Box<Zrecord>),
+    Npy(&'static str),
+}
+
+fn found(path: &Path) -> anyhow::Result<Found> {
+    Ok(match Kind::of(path)? {
+        Kind::Npy => Found::Npy("npy"),
+        Kind::RaggedNpy => Found::Npy("ragged npy"),
+        Kind::Zrecord => Found::Zrecord(Zrecord::open(path)?.into()),
+        _ => Found::Store(Store::open(path, OpenOptions::verify(Verify::First))?.into()),
+    })
 }
 
 fn describe(stream: &NamedStream) -> anyhow::Result<Value> {
     let mut out = stream.describe();
-    if let Value::Object(map) = &mut out {
-        map.remove("format");
-        map.remove("version");
-        if let Some(store) = store(stream.stream.origin()) {
+    let Value::Object(map) = &mut out else { return Ok(out) };
+    map.remove("format");
+    map.remove("version");
+    let mut insert = |key: &str, value: Value| map.insert(key.to_owned(), value);
+    insert("payload_bytes", stream.stream.payload_bytes().into());
+    match found(stream.stream.origin())? {
+        Found::Store(store) => {
             let created = store.created().duration_since(std::time::UNIX_EPOCH)?.as_secs();
-            map.insert("kind".to_owned(), "store".into());
-            map.insert("codec".to_owned(), store.codec().name().into());
-            map.insert("shards".to_owned(), store.shards().into());
-            map.insert("stripe".to_owned(), store.stripe().into());
-            map.insert("payload_bytes".to_owned(), store.payload_bytes().into());
-            map.insert("created_unix".to_owned(), created.into());
-            map.insert("writer".to_owned(), store.writer().into());
-        } else {
-            map.insert("kind".to_owned(), "npy".into());
+            insert("kind", "store".into());
+            insert("codec", store.codec().name().into());
+            insert("shards", store.shards().into());
+            insert("stripe", store.stripe().into());
+            insert("created_unix", created.into());
+            insert("writer", store.writer().into());
+        }
+        Found::Zrecord(container) => {
+            insert("kind", "zrecord".into());
+            insert("codec", container.codec().name().into());
+            insert("shards", container.shards().into());
+            insert("stored_bytes", container.stored_bytes().into());
+            insert("written_by", container.written_by().into());
+        }
+        Found::Npy(kind) => {
+            insert("kind", kind.into());
         }
     }
     Ok(out)

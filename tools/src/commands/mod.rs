@@ -1,4 +1,5 @@
 pub mod create;
+pub mod export;
 pub mod ids;
 pub mod index;
 pub mod info;

@@ -1,7 +1,8 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use batchfs_store::{OpenOptions, Store, Verify as When, verify};
+use batchfs_source::Kind;
+use batchfs_store::{Verify as When, read_all, verify};
 
 use super::dataset;
 use crate::args::Verify;
@@ -13,17 +14,13 @@ pub fn run(args: &Verify) -> anyhow::Result<ExitCode> {
     let mut whole = true;
     for stream in data.streams() {
         let path = stream.stream.origin();
-        if !path.is_dir() {
-            writeln!(
-                out,
-                "{}: a .npy file has no checksums; its length fits its header",
-                path.display()
-            )?;
-            continue;
-        }
-        let bytes = Store::open(path, OpenOptions::verify(When::Never))?.payload_bytes();
-        let bar = progress::bytes(bytes, "verifying");
-        let report = verify(path, &|done| bar.inc(done))?;
+        let bar = progress::bytes(stream.stream.payload_bytes(), "verifying");
+        let done = |bytes| bar.inc(bytes);
+        let kind = Kind::of(path)?;
+        let report = match kind {
+            Kind::Store | Kind::Folder => verify(path, &done)?,
+            _ => read_all(&*stream.stream, &done)?,
+        };
         bar.finish_and_clear();
         for problem in &report.first {
             writeln!(out, "{problem}")?;
@@ -35,10 +32,15 @@ pub fn run(args: &Verify) -> anyhow::Result<ExitCode> {
         if report.is_whole() {
             writeln!(
                 out,
-                "{}: {} records, {} bytes: whole",
+                "{}: {} records, {} bytes: {}",
                 path.display(),
                 report.records,
-                report.bytes
+                report.bytes,
+                match kind {
+                    Kind::Zrecord => "all can be read; a zrecord container has no checksums",
+                    Kind::Npy | Kind::RaggedNpy => "all can be read; a .npy file has no checksums",
+                    _ => "whole",
+                }
             )?;
         } else {
             writeln!(
