@@ -54,7 +54,8 @@ def server(root: Path):
 
 
 class Proxy(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """Passes requests on. `fault(request, number)` says what goes wrong, if anything."""
+    """Passes requests on. `fault(method, path, number)` says what goes wrong, if anything, with the
+    request that was made so many times before."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -65,6 +66,7 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.backend = backend
         self.fault = lambda method, path, number: None
         self.seen: list[tuple[str, str]] = []
+        self.asked: list[tuple] = []
         self.lock = threading.Lock()
 
     @property
@@ -83,8 +85,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         proxy = self.server
+        asked = (self.command, self.path, self.headers.get("Range"))
         with proxy.lock:
-            number = len(proxy.seen)
+            number = proxy.asked.count(asked)
+            proxy.asked.append(asked)
             proxy.seen.append((self.command, self.path))
         fault = proxy.fault(self.command, self.path, number)
         if fault == "hang":

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -398,3 +399,58 @@ def test_pieces_beyond_their_room_are_an_error_of_that_file_alone(box):
         assert len(m.read("tokens/batch/0")) == 256
         assert errno_of((m / "tokens/batch/0.safetensors").read_bytes) == "EOVERFLOW"
         assert "64 pieces" in m.errors() and "pieces=" in m.errors()
+
+
+TRAIN = """
+import os, sys
+root, spec, rank, world, log = sys.argv[1:6]
+step = len(open(log).read().splitlines()) if os.path.exists(log) else 0
+with open(log, "a") as out:
+    print("ready", flush=True)
+    while step < 400:
+        path = f"{root}/view/{spec},rank={rank},world={world}/tokens/batch/{step}"
+        if world == "1":
+            path = f"{root}/view/{spec}/tokens/batch/{step}"
+        rows = open(path, "rb").read()
+        # What was trained on is written down; the mount may be some steps ahead.
+        out.write(rows.hex() + "\\n")
+        out.flush()
+        step += 1
+"""
+
+
+def test_a_run_that_is_killed_goes_on_with_other_ranks(box):
+    """The rows of all ranks, step by step, are those of a run that was never broken."""
+    mixed(box.path / "data")
+    spec = "lanes=12,window=2,seq_len=8,seed=1"
+    random = np.random.default_rng()
+    with box.mount(box.path / "data", spec="lanes=1,window=1,seq_len=8") as m:
+        want = [(m / f"view/{spec}/tokens/batch/{step}").read_bytes().hex() for step in range(400)]
+        done: list[str] = []
+        attempt = 0
+        for world in [3, 1, 12, 4, 2, 6, 1]:
+            logs = [box.path / f"log-{attempt}-{rank}" for rank in range(world)]
+            each = 2 * 4 * 8 * (12 // world)
+            for rank, log in enumerate(logs):
+                part = [line[rank * each : (rank + 1) * each] for line in done]
+                log.write_text("".join(f"{line}\n" for line in part))
+            trainers = [
+                box.python(TRAIN, m.dir, spec, rank, world, log) for rank, log in enumerate(logs)
+            ]
+            last = attempt == 6
+            if last:
+                assert all(trainer.wait(120) == 0 for trainer in trainers)
+            else:
+                time.sleep(random.uniform(0, 0.05))
+                for trainer in trainers:
+                    trainer.kill()
+                    trainer.wait(30)
+            # A checkpoint is what all ranks have done; lines cut by the kill do not count.
+            parts = [
+                [line[:-1] for line in log.read_text().splitlines(True) if line.endswith("\n")]
+                for log in logs
+            ]
+            done = ["".join(step) for step in zip(*parts, strict=False)]
+            assert done == want[: len(done)], f"attempt {attempt}, {world} ranks"
+            attempt += 1
+        assert done == want

@@ -328,7 +328,6 @@ mod tests {
     use std::sync::LazyLock;
 
     use batchfs_region::{Arena, Config};
-    use batchfs_sampler::Spec;
     use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
     use proptest::prelude::*;
 
@@ -366,7 +365,9 @@ mod tests {
         let stream = Arc::new(Store::open(&path, OpenOptions::default()).unwrap());
         let named = NamedStream { name: "s".to_owned(), stream };
         let data = Arc::new(Dataset::new(&path, vec![named]).unwrap());
-        Arc::new(View::new(0, "", data, "batch=10".parse::<Spec>().unwrap()).unwrap())
+        Arc::new(
+            View::new(0, "", data, "batch=10".parse::<batchfs_sampler::Spec>().unwrap()).unwrap(),
+        )
     }
 
     fn check(slots: &Slots) {

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use batchfs_batch::{Batch, Dataset, Engine, Error, Face, Item, Key, NamedStream, Options, View};
 use batchfs_region::{Arena, Config, PAGE};
-use batchfs_sampler::Spec;
 use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
 
 const RECORDS: u64 = 1000;
@@ -31,7 +30,7 @@ fn view(path: &Path, spec: &str) -> Arc<View> {
     let stream = Arc::new(Store::open(path, OpenOptions::default()).unwrap());
     let named = NamedStream { name: "x".to_owned(), stream };
     let data = Arc::new(Dataset::new(path, vec![named]).unwrap());
-    Arc::new(View::new(0, "", data, spec.parse::<Spec>().unwrap()).unwrap())
+    Arc::new(View::new(0, "", data, spec.parse::<batchfs_batch::Spec>().unwrap()).unwrap())
 }
 
 fn engine(limit: u64) -> Engine {

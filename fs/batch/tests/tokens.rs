@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
-use batchfs_batch::{Dataset, Error, LaneSpec, TokenRows, Tokens, View};
+use batchfs_batch::{
+    Dataset, Error, LaneSpec, StateError, TokenRows, TokenState, Tokens, View,
+};
 use batchfs_store::{
     DType, Error as Store, GroupCounts, GroupPlace, Result, TokenGroup, TokenSource,
 };
@@ -225,6 +227,47 @@ fn specs_of_the_other_kind_are_refused() {
     let view = View::new(0, "", data, spec("lanes=2,seq_len=8")).unwrap();
     assert_eq!((view.local_batch(), view.steps_per_cycle()), (2, 20));
     assert_eq!((view.cycle_of(19), view.cycle_of(20)), (0, 1));
+}
+
+#[test]
+fn states_are_of_one_run_whatever_the_ranks() {
+    let source = Memory::new(equal_groups(12, 10, 8));
+    let text = "lanes=4,window=3,seq_len=4,seed=1";
+    let whole = rows(&source, text, None);
+    let state = TokenState::new(&whole, 1 << 50);
+    let bytes = state.to_bytes();
+    let read = TokenState::from_bytes(&bytes).unwrap();
+    assert_eq!((&read, read.step()), (&state, 1 << 50));
+    let ranks: Vec<TokenRows> = (0..2)
+        .map(|rank| rows(&source, &format!("{text},pieces=3,rank={rank},world=2"), None))
+        .collect();
+    for rank in &ranks {
+        state.check(rank).unwrap();
+    }
+    let parts: Vec<TokenState> = ranks.iter().map(|rank| TokenState::new(rank, 7)).collect();
+    assert_eq!(TokenState::merge(&parts).unwrap().step(), 7);
+    let apart = [TokenState::new(&whole, 7), TokenState::new(&whole, 8)];
+    let error = TokenState::merge(&apart).unwrap_err().to_string();
+    assert!(error.contains("step 7") && error.contains("step 8"), "{error}");
+    assert!(TokenState::merge(&[]).is_err());
+
+    let other = |text: &str, groups| state.check(&rows(&Memory::new(groups), text, None));
+    for changed in ["lanes=8,window=3,seq_len=4,seed=1", "lanes=4,window=3,seq_len=4,seed=2"] {
+        let error = other(changed, equal_groups(12, 10, 8)).unwrap_err().to_string();
+        assert!(error.contains(text) && error.contains(changed), "{error}");
+    }
+    let error = other(text, equal_groups(13, 10, 8)).unwrap_err().to_string();
+    assert!(error.contains("960 tokens") && error.contains("1040"), "{error}");
+
+    let text = String::from_utf8(bytes.clone()).unwrap();
+    let newer = text.replacen(" 1 ", " 2 ", 1);
+    assert_eq!(TokenState::from_bytes(newer.as_bytes()), Err(StateError::Version(2)));
+    for cut in 0..bytes.len() {
+        assert!(TokenState::from_bytes(&bytes[..cut]).is_err(), "cut to {cut}");
+    }
+    for bad in [format!("{text} "), text.replacen("step=", "step=0", 1), text.replace("lanes=4", "lanes=0")] {
+        assert!(matches!(TokenState::from_bytes(bad.as_bytes()), Err(StateError::Malformed(_))));
+    }
 }
 
 proptest! {

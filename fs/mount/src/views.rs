@@ -79,7 +79,12 @@ impl Views {
     }
 
     /// The number of the view with this spec, new or known. Counts as a lookup of its folder.
-    pub(crate) fn look_up(&self, spec: ViewSpec, engine: &Engine) -> Result<u16, NoView> {
+    pub(crate) fn look_up(
+        &self,
+        spec: impl Into<ViewSpec>,
+        engine: &Engine,
+    ) -> Result<u16, NoView> {
+        let spec = spec.into();
         let mut state = self.lock();
         state.time += 1;
         let time = state.time;
@@ -172,7 +177,7 @@ impl Views {
 
 #[cfg(test)]
 mod tests {
-    use batchfs_batch::{Dataset, NamedStream, Options};
+    use batchfs_batch::{Dataset, NamedStream, Options, Spec};
     use batchfs_region::{Arena, Config};
     use batchfs_sampler::Spec;
     use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};

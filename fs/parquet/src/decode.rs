@@ -64,15 +64,9 @@ fn go_through(
 ) -> Result<u64, Failure> {
     // The decoders of the library have panicked on damaged pages before now.
     let decoded = catch_unwind(AssertUnwindSafe(|| match column.ints {
-        Ints::Int32 | Ints::UInt32 | Ints::Null => {
-            read::<Int32Type>(chunk, column, bytes, group, keep, Some)
-        }
-        Ints::Int64 => {
-            read::<Int64Type>(chunk, column, bytes, group, keep, |n| i32::try_from(n).ok())
-        }
-        Ints::UInt64 => {
-            read::<Int64Type>(chunk, column, bytes, group, keep, |n| i32::try_from(n as u64).ok())
-        }
+        Ints::Int32 | Ints::UInt32 | Ints::Null => narrow(chunk, column, bytes, group, keep),
+        Ints::Int64 => wide(chunk, column, bytes, group, keep, |n| i32::try_from(n).ok()),
+        Ints::UInt64 => wide(chunk, column, bytes, group, keep, |n| i32::try_from(n as u64).ok()),
     }));
     let tokens = decoded.unwrap_or_else(|_| {
         Err(failure(None, "the token column is damaged: its decoder gave up"))
@@ -88,56 +82,102 @@ fn go_through(
     Ok(tokens)
 }
 
-fn read<T: DataType>(
+/// Reads some whole rows at a time.
+struct Rows<'a, T: DataType> {
+    reader: ColumnReaderImpl<T>,
+    column: &'a Column,
+    at_a_time: usize,
+    defs: Vec<i16>,
+    reps: Vec<i16>,
+}
+
+impl<'a, T: DataType> Rows<'a, T> {
+    fn new(chunk: &Chunk, column: &'a Column, bytes: Bytes) -> Result<Rows<'a, T>, Failure> {
+        let descr = descriptor(column)?;
+        let pages = chunk.pages(bytes, &descr)?;
+        let reader = get_typed_column_reader(get_column_reader(descr, Box::new(pages)));
+        let mean = (chunk.levels / chunk.documents.max(1)).max(1);
+        let at_a_time = usize::try_from((LEVELS / mean).max(1)).unwrap_or(1);
+        Ok(Rows { reader, column, at_a_time, defs: Vec::new(), reps: Vec::new() })
+    }
+
+    /// Adds the values and lengths of the next rows; says whether there were any.
+    fn next(&mut self, values: &mut Vec<T::T>, lengths: &mut Vec<u32>) -> Result<bool, Failure> {
+        self.defs.clear();
+        self.reps.clear();
+        let (defs, reps) = (&mut self.defs, &mut self.reps);
+        let (rows, count, levels) =
+            self.reader.read_records(self.at_a_time, Some(defs), Some(reps), values)?;
+        if rows == 0 && levels == 0 {
+            return Ok(false);
+        }
+        add_lengths(&self.defs, &self.reps, count, self.column, lengths)?;
+        Ok(true)
+    }
+}
+
+/// Values of 32 bits are decoded to where they stay.
+fn narrow(
     chunk: &Chunk,
     column: &Column,
     bytes: Bytes,
     group: &mut TokenGroup,
     keep: bool,
-    narrow: impl Fn(T::T) -> Option<i32>,
-) -> Result<u64, Failure>
-where
-    T::T: std::fmt::Display + Copy,
-{
-    let descr = descriptor(column)?;
-    let pages = chunk.pages(bytes, &descr)?;
-    let mut reader: ColumnReaderImpl<T> =
-        get_typed_column_reader(get_column_reader(descr, Box::new(pages)));
-    let mean = (chunk.levels / chunk.documents.max(1)).max(1);
-    let records = usize::try_from((LEVELS / mean).max(1)).unwrap_or(1);
-    let (mut defs, mut reps, mut values) = (Vec::new(), Vec::new(), Vec::new());
+) -> Result<u64, Failure> {
+    let mut rows = Rows::<Int32Type>::new(chunk, column, bytes)?;
     let mut tokens = 0;
     loop {
-        defs.clear();
-        reps.clear();
-        values.clear();
-        let (rows, count, levels) =
-            reader.read_records(records, Some(&mut defs), Some(&mut reps), &mut values)?;
-        if rows == 0 && levels == 0 {
+        let before = group.tokens.len();
+        let more = rows.next(&mut group.tokens, &mut group.lengths)?;
+        tokens += (group.tokens.len() - before) as u64;
+        if !more {
             return Ok(tokens);
         }
+        if !keep {
+            group.tokens.clear();
+        }
+    }
+}
+
+/// Values of 64 bits are checked one by one.
+fn wide(
+    chunk: &Chunk,
+    column: &Column,
+    bytes: Bytes,
+    group: &mut TokenGroup,
+    keep: bool,
+    fits: impl Fn(i64) -> Option<i32>,
+) -> Result<u64, Failure> {
+    let mut rows = Rows::<Int64Type>::new(chunk, column, bytes)?;
+    let mut values = Vec::new();
+    let mut tokens = 0;
+    loop {
+        values.clear();
         let first = group.lengths.len();
-        lengths(&defs, &reps, count, column, &mut group.lengths)?;
+        if !rows.next(&mut values, &mut group.lengths)? {
+            return Ok(tokens);
+        }
         tokens += values.len() as u64;
         if !keep {
             group.tokens.clear();
         }
         let before = group.tokens.len();
-        group.tokens.extend(values.iter().map_while(|&n| narrow(n)));
+        group.tokens.extend(values.iter().map_while(|&n| fits(n)));
         let bad = group.tokens.len() - before;
-        if bad < values.len() {
+        if let Some(value) = values.get(bad) {
             let row = row_of(&group.lengths[first..], bad as u64) + first as u64;
-            let why = format!(
-                "holds {}, which does not fit into an int32; the column must be int32 or uint32, or hold such values",
-                values[bad]
-            );
+            let shown = match column.ints {
+                Ints::UInt64 => (*value as u64).to_string(),
+                _ => value.to_string(),
+            };
+            let why = format!("holds {shown}, which does not fit into an int32");
             return Err(failure(Some(row), why));
         }
     }
 }
 
 /// Adds the lengths of the documents that some whole records hold.
-fn lengths(
+fn add_lengths(
     defs: &[i16],
     reps: &[i16],
     values: usize,

@@ -183,7 +183,7 @@ fn s3(
             max_backoff: Duration::from_secs(4),
             base: 2.0,
         },
-        max_retries: if named { 6 } else { 1 },
+        max_retries: if named { 8 } else { 1 },
         retry_timeout: Duration::from_secs(if named { 20 } else { 5 }),
     };
     builder.with_client_options(client).with_retry(retry).build().map_err(|e| e.to_string())
@@ -314,8 +314,7 @@ impl Inner {
         };
         let got = self.store.get_opts(&path, options).await.map_err(|e| Try::Final(failed(e)))?;
         // Not every server heeds the condition.
-        let now = describe(file.key.clone(), &got.meta);
-        if (now.size, &now.version) != (file.size, &file.version) {
+        if !is_same(file, &got.meta) {
             return Err(Try::Final(bad_file(self.name(&file.key), CHANGED)));
         }
         let bytes = got.bytes().await.map_err(|e| Try::Again(failed(e)))?;
@@ -349,6 +348,16 @@ fn describe(key: String, meta: &ObjectMeta) -> File {
     File { key, size: meta.size, version, modified: modified / 1_000_000_000 * 1_000_000_000 }
 }
 
+/// Whether this is the version of the file that was listed. Some servers list no ETags.
+fn is_same(file: &File, meta: &ObjectMeta) -> bool {
+    let now = describe(String::new(), meta);
+    let tag = match file.version.strip_prefix("etag ") {
+        Some(tag) if meta.e_tag.is_some() => meta.e_tag.as_deref() == Some(tag),
+        _ => now.modified == file.modified,
+    };
+    now.size == file.size && tag
+}
+
 impl Place for Remote {
     fn origin(&self) -> &str {
         &self.inner.origin
@@ -359,7 +368,7 @@ impl Place for Remote {
     }
 
     fn list(&self) -> Result<Vec<File>> {
-        let work = tokio::time::timeout(LISTING, self.inner.list());
+        let work = async { tokio::time::timeout(LISTING, self.inner.list()).await };
         match self.runtime.block_on(work) {
             Ok(files) => files,
             Err(_) => Err(self.inner.late("", "cannot list", LISTING)),

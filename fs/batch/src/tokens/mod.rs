@@ -3,8 +3,10 @@
 mod documents;
 mod groups;
 mod rows;
+mod state;
 
 pub(crate) use documents::Documents;
 pub use rows::{Provenance, StepPart, TokenFigures, TokenRows, Tokens};
+pub use state::{StateError, TokenState};
 
 pub(crate) use rows::Step;

@@ -368,7 +368,7 @@ impl Step<'_> {
                     let (Some(tokens), Some((now, later))) = (tokens, split) else {
                         return Err(self.inconsistent());
                     };
-                    copy(tokens, now);
+                    now.copy_from_slice(bytemuck::cast_slice(tokens));
                     out = later;
                 }
             }
@@ -455,12 +455,5 @@ impl TokenRows {
             all.push(Array::new("pieces", DType::Int32, one, Fill::PieceCount)?);
         }
         Ok(all)
-    }
-}
-
-/// The tokens as little-endian bytes.
-fn copy(tokens: &[i32], out: &mut [u8]) {
-    for (bytes, token) in out.chunks_exact_mut(4).zip(tokens) {
-        bytes.copy_from_slice(&token.to_le_bytes());
     }
 }

@@ -17,10 +17,15 @@ pub fn write(path: &Path, schema: &str, groups: &[Levels], properties: WriterPro
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let file = File::create(path).unwrap();
     let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    // A plain column has no levels.
+    let some = |levels: &[i16]| (!levels.is_empty()).then(|| levels.to_vec());
     for (values, defs, reps) in groups {
         let mut group = writer.next_row_group().unwrap();
         let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<Int32Type>().write_batch(values, Some(defs), Some(reps)).unwrap();
+        column
+            .typed::<Int32Type>()
+            .write_batch(values, some(defs).as_deref(), some(reps).as_deref())
+            .unwrap();
         column.close().unwrap();
         group.close().unwrap();
     }
