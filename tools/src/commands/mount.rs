@@ -1,6 +1,6 @@
 use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -14,6 +14,7 @@ use tracing_subscriber::prelude::*;
 
 use super::dataset;
 use crate::args::{Mount, When};
+use crate::program;
 
 /// What the daemon says on its standard output when the mount answers.
 const READY: &str = "ready";
@@ -83,14 +84,7 @@ fn mount(args: &Mount) -> anyhow::Result<Mounted> {
 ///
 /// A new program rather than a fork: nothing is inherited half-made.
 fn background() -> anyhow::Result<ExitCode> {
-    let mut args = std::env::args_os();
-    let name = args.next();
-    let program = std::env::current_exe()
-        .ok()
-        .or(name.map(Into::into))
-        .context("cannot find this program's file")?;
-    let mut daemon = Command::new(program)
-        .args(args)
+    let mut daemon = program::same()?
         .arg("--daemon")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
