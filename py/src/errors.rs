@@ -18,7 +18,7 @@ pub fn store(py: Python<'_>, error: &Error) -> PyErr {
         Error::Exists { path } => {
             let why =
                 "exists already; stores are never overwritten, remove it or choose another name";
-            PyFileExistsError::new_err((libc::EEXIST, why, path.clone()))
+            PyFileExistsError::new_err((libc::EEXIST, why, path.clone().into_os_string()))
         }
         Error::NoSuchRecord { .. } => PyIndexError::new_err(error.to_string()),
         Error::Invalid { .. } => PyValueError::new_err(error.to_string()),
@@ -36,7 +36,7 @@ pub fn os(path: &Path, action: &str, source: &io::Error) -> PyErr {
         Some(code) => {
             let text = source.to_string();
             let text = text.split(" (os error").next().unwrap_or_default();
-            PyOSError::new_err((code, format!("{action}: {text}"), path.to_owned()))
+            PyOSError::new_err((code, format!("{action}: {text}"), path.as_os_str().to_owned()))
         }
         None => PyOSError::new_err(format!("{}: {action}: {source}", path.display())),
     }

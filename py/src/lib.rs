@@ -45,11 +45,11 @@ mod native {
     #[pymodule_export]
     use super::sampler::{Steps, parse_spec};
     #[pymodule_export]
-    use super::store::{Store, Writer, as_tensor, split, train_dict};
+    use super::store::{DatasetWriter, Store, Writer, as_tensor, split, train_dict};
     #[pymodule_export]
     use super::tensor::DLTensor;
     #[pymodule_export]
-    use super::view::{DenseView, Iter, RaggedFields, RaggedView};
+    use super::view::{DenseView, RaggedFields, RaggedView, Walk};
 
     use pyo3::prelude::*;
 

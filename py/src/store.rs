@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use batchfs_store::{
-    Codec, DType, Layout, OpenOptions, Schema, Store as RecordStore, StoreWriter, Stream, Verify,
-    WriteOptions,
+    Codec, DType, DatasetWriter as Dataset, Layout, OpenOptions, Schema, Store as RecordStore,
+    StoreWriter, Stream, Verify, WriteOptions,
 };
 use numpy::PyUntypedArray;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError, PyValueError};
@@ -251,14 +251,7 @@ impl Writer {
         dictionary: Option<Vec<u8>>,
         shards: u32,
     ) -> PyResult<Writer> {
-        let dtype = dtypes::named(dtype)?;
-        let schema = match item_shape {
-            Some(shape) => Schema::dense(dtype, shape),
-            None => Schema::ragged(dtype, ndim),
-        };
-        let codec: Codec = codec
-            .parse()
-            .map_err(|e: batchfs_store::UnknownCodec| PyValueError::new_err(e.to_string()))?;
+        let (schema, codec) = (schema(dtype, item_shape, ndim)?, self::codec(codec)?);
         let options = WriteOptions { shards, codec, level, dictionary, ..WriteOptions::default() };
         let made = py.detach(|| StoreWriter::create(&path, schema.clone(), options));
         let writer = made.map_err(|e| errors::store(py, &e))?;
@@ -395,6 +388,74 @@ fn check_offsets(
         ));
     }
     Ok(())
+}
+
+/// A dataset that is being written: stores in one folder that are published together.
+#[pyclass(frozen, module = "batchfs._native")]
+pub struct DatasetWriter {
+    writer: Mutex<Option<Dataset>>,
+    path: PathBuf,
+}
+
+impl DatasetWriter {
+    fn lock(&self) -> MutexGuard<'_, Option<Dataset>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed(&self) -> PyErr {
+        PyRuntimeError::new_err(format!("{}: the writer is closed", self.path.display()))
+    }
+}
+
+#[pymethods]
+impl DatasetWriter {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<DatasetWriter> {
+        let made = Dataset::create(&path).map_err(|e| errors::store(py, &e))?;
+        Ok(DatasetWriter { writer: Mutex::new(Some(made)), path })
+    }
+
+    /// A writer for one stream of it.
+    fn stream(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        dtype: &str,
+        item_shape: Option<Vec<u64>>,
+        ndim: u32,
+        codec: &str,
+    ) -> PyResult<Writer> {
+        let schema = schema(dtype, item_shape, ndim)?;
+        let options = WriteOptions { codec: self::codec(codec)?, ..WriteOptions::default() };
+        let mut dataset = self.lock();
+        let dataset = dataset.as_mut().ok_or_else(|| self.closed())?;
+        let made = dataset.stream(name, schema.clone(), options);
+        let writer = made.map_err(|e| errors::store(py, &e))?;
+        Ok(Writer { writer: Mutex::new(Some(writer)), schema, path: self.path.join(name) })
+    }
+
+    /// Gives the folder its name; all its streams have been finished.
+    fn publish(&self, py: Python<'_>) -> PyResult<()> {
+        let dataset = self.lock().take().ok_or_else(|| self.closed())?;
+        py.detach(|| dataset.publish()).map_err(|e| errors::store(py, &e))
+    }
+
+    /// Ends it without a dataset.
+    fn abort(&self, py: Python<'_>) {
+        py.detach(|| drop(self.lock().take()));
+    }
+}
+
+fn schema(dtype: &str, item_shape: Option<Vec<u64>>, ndim: u32) -> PyResult<Schema> {
+    let dtype = dtypes::named(dtype)?;
+    Ok(match item_shape {
+        Some(shape) => Schema::dense(dtype, shape),
+        None => Schema::ragged(dtype, ndim),
+    })
+}
+
+fn codec(name: &str) -> PyResult<Codec> {
+    name.parse().map_err(|e: batchfs_store::UnknownCodec| PyValueError::new_err(e.to_string()))
 }
 
 /// A tensor of any maker, in C order and in the processor's memory, as a `DLTensor` that shares its

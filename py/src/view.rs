@@ -160,9 +160,9 @@ macro_rules! view {
                 object(indices.py(), self.0.read(indices.py(), &ids)?)
             }
 
-            fn __iter__(slf: Bound<'_, Self>) -> Iter {
+            fn __iter__(slf: Bound<'_, Self>) -> Walk {
                 let len = slf.get().0.store.len;
-                Iter { view: slf.into_any().unbind(), next: 0.into(), len: len as usize }
+                Walk { view: slf.into_any().unbind(), next: 0.into(), len: len as usize }
             }
 
             fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
@@ -221,14 +221,14 @@ Raises `OverflowError` if the records have more than 2,147,483,647 values togeth
 
 /// Records one after the other.
 #[pyclass(frozen, module = "batchfs._native")]
-pub struct Iter {
+pub struct Walk {
     view: Py<PyAny>,
     next: AtomicUsize,
     len: usize,
 }
 
 #[pymethods]
-impl Iter {
+impl Walk {
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }

@@ -24,9 +24,12 @@ pub fn again() -> anyhow::Result<Command> {
     Ok(Command::new(std::env::current_exe().context("cannot find this program's file")?))
 }
 
-/// The program with the arguments that it has now.
-pub fn same() -> anyhow::Result<Command> {
+/// The program with the arguments that it has now, and `option` behind the command's name: at the
+/// end it could come to stand behind a `--`.
+pub fn with(option: &str) -> anyhow::Result<Command> {
     let mut command = again()?;
-    command.args(STARTED.get().map_or(&[][..], |(_, args)| args));
+    if let Some([name, rest @ ..]) = STARTED.get().map(|(_, args)| args.as_slice()) {
+        command.arg(name).arg(option).args(rest);
+    }
     Ok(command)
 }

@@ -47,7 +47,6 @@ def to_torch(tensor: DLTensor) -> Any:
     return torch.from_dlpack(tensor._as(signed)).view(wanted)
 
 
-
 def as_torch(value: Any) -> Any:
     """A tensor of any maker as PyTorch's."""
     import torch

@@ -84,8 +84,7 @@ fn mount(args: &Mount) -> anyhow::Result<Mounted> {
 ///
 /// A new program rather than a fork: nothing is inherited half-made.
 fn background() -> anyhow::Result<ExitCode> {
-    let mut daemon = program::same()?
-        .arg("--daemon")
+    let mut daemon = program::with("--daemon")?
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
