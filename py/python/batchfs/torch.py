@@ -138,7 +138,7 @@ class Batches(data.IterableDataset):
         self._start = start
         self._stop = start + cycle if stop == -1 else stop
         self._transform = transform
-        self._done = 0
+        self._done = self._resumed = 0
 
     def _batch(self, step: int) -> dict[str, Any]:
         if isinstance(self._source, Dataset):
@@ -150,16 +150,15 @@ class Batches(data.IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         info = data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        done = self._done
+        # A state is for the iteration that follows it, and others begin at the start.
+        self._done, self._resumed = self._resumed, 0
         for done in itertools.count(self._done):
             step = self._start + done * workers + worker
             if self._stop is not None and step >= self._stop:
-                break
+                return
             batch = self._batch(step)
             self._done = done + 1
             yield batch if self._transform is None else self._transform(batch)
-        # The next iteration begins anew.
-        self._done = 0
 
     def __len__(self) -> int:
         if self._stop is None:
@@ -172,7 +171,7 @@ class Batches(data.IterableDataset):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on after them."""
-        self._done = state["done"]
+        self._done = self._resumed = state["done"]
 
 
 _MODES = {"sequential": 0, "iid": 1, "cyclic": 2}
