@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from batchfs import Allocator, dtypes
 from batchfs.store import DenseStore, DenseWriter, RaggedBatch, RaggedStore, RaggedWriter
 

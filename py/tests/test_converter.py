@@ -6,11 +6,10 @@ import pytest
 datasets = pytest.importorskip("datasets")
 pa = pytest.importorskip("pyarrow")
 
-from datasets import Dataset, DatasetDict, Features, Sequence, Value  # noqa: E402
-
 from batchfs import Allocator  # noqa: E402
 from batchfs.converter import convert  # noqa: E402
 from batchfs.store import DenseStore, RaggedStore  # noqa: E402
+from datasets import Dataset, DatasetDict, Features, Sequence, Value  # noqa: E402
 
 
 def read(path, kind):

@@ -10,10 +10,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import bits, values_of
-
 from batchfs import Allocator, dtypes
 from batchfs.store import DenseStore, DenseWriter, RaggedBatch
+from conftest import bits, values_of
 
 NUMPY = tuple(int(n) for n in np.__version__.split(".")[:2])
 
@@ -200,8 +199,7 @@ def consumers():
     except ImportError:
         pass
     else:
-        if hasattr(pa, "Tensor") and hasattr(pa, "from_dlpack"):
-            found["pyarrow"] = lambda t: bits(pa.from_dlpack(t).to_numpy())
+        found["pyarrow"] = lambda t: bits(pa.Tensor.from_numpy(t.numpy()).to_numpy())
     return found
 
 
@@ -255,8 +253,8 @@ def as_markdown(rows):
 
 def test_the_table_of_the_documentation_is_what_is_so(tmp_path):
     found = consumers()
-    if not {"torch", "jax"} <= set(found):
-        pytest.skip("needs torch and jax, as the table has them")
+    if not {"torch", "jax", "pyarrow"} <= set(found):
+        pytest.skip("needs torch, jax and pyarrow, as the table has them")
     doc = Path(__file__).parents[2] / "docs" / "python.md"
     text = doc.read_text()
     rows = table(tmp_path)

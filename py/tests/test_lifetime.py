@@ -8,7 +8,6 @@ import weakref
 
 import numpy as np
 import pytest
-
 from batchfs import Allocator, Loader
 from batchfs.sampler import Sampler
 from batchfs.store import DenseStore, RaggedBatch, RaggedStore
@@ -103,7 +102,7 @@ def test_everything_is_closed_and_the_data_stays(data, images, tokens):
         for one in others:
             one[:] = 0
     assert np.array_equal(array, images)
-    assert all(np.array_equal(a, b) for a, b in zip(parts, tokens))
+    assert all(np.array_equal(a, b) for a, b in zip(parts, tokens, strict=True))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -151,9 +150,7 @@ capsule = view[0].__dlpack__()
 print("so far", flush=True)
 {end}
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     want = {"": 0, "raise ValueError": 1}.get(end, 3)
     assert (done.returncode, done.stdout) == (want, "so far\n"), done.stderr
     assert "panic" not in done.stderr and "Fatal" not in done.stderr

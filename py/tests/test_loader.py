@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-
 from batchfs import Allocator, Loader, StoreError
 from batchfs.sampler import Sampler
 from batchfs.store import DenseStore, DenseWriter, RaggedBatch
@@ -56,7 +55,7 @@ def test_positions_get_contiguous_parts_of_the_batch(views, images, data, worker
                 shards = next(loader)
                 ids = sampler().at(step)
                 assert len(shards) == loader.shard_count == 2
-                for shard, part in zip(shards, (ids[:25], ids[25:])):
+                for shard, part in zip(shards, (ids[:25], ids[25:]), strict=True):
                     assert np.array_equal(shard["x"].numpy(), images[part])
                     assert np.array_equal(shard["y"].numpy(), images[part])
 
@@ -129,7 +128,9 @@ def test_a_failed_transform_costs_its_batch_alone(views, labels, workers):
             raise KeyError("the third")
         return found
 
-    with Loader({"labels": [views["labels"]]}, sampler(), workers=workers, transform=transform) as loader:
+    with Loader(
+        {"labels": [views["labels"]]}, sampler(), workers=workers, transform=transform
+    ) as loader:
         for step in range(8):
             if step == 2:
                 with pytest.raises(KeyError, match="the third"):

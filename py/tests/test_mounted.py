@@ -9,13 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import batchfs
 import numpy as np
 import pytest
-from test_fork import in_child
-
-import batchfs
 from batchfs.sampler import Sampler
 from batchfs.store import DenseWriter
+from test_fork import in_child
 
 pytestmark = pytest.mark.usefixtures("fuse")
 SPEC = "mode=cyclic,batch=32,seed=7"

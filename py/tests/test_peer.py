@@ -14,16 +14,15 @@ from conftest import bits, values_of
 hypothesis = pytest.importorskip("hypothesis")
 pytest.importorskip("loaderx", reason="loaderx needs Python 3.12 or newer")
 
-import loaderx  # noqa: E402
-import loaderx.sampler  # noqa: E402
-import loaderx.zrecord as peer  # noqa: E402
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
 import batchfs  # noqa: E402
 import batchfs.sampler  # noqa: E402
 import batchfs.store as ours  # noqa: E402
+import loaderx  # noqa: E402
+import loaderx.sampler  # noqa: E402
+import loaderx.zrecord as peer  # noqa: E402
 from batchfs import dtypes  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 MANY = settings(
     max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True

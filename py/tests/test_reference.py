@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from batchfs import Allocator, Loader, dtypes
 from batchfs.sampler import Sampler
 from batchfs.store import DenseStore, DenseWriter, RaggedBatch, RaggedStore, RaggedWriter

@@ -5,7 +5,6 @@ import subprocess
 
 import numpy as np
 import pytest
-
 from batchfs.sampler import Sampler
 
 Mode = Sampler.Mode

@@ -6,8 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from conftest import bits, values_of
-
 from batchfs import Allocator, StoreError, dtypes
 from batchfs.store import (
     DenseStore,
@@ -20,6 +18,7 @@ from batchfs.store import (
     RaggedWriter,
     train_dict,
 )
+from conftest import bits, values_of
 
 
 @pytest.mark.parametrize("dtype", dtypes.supported, ids=lambda d: d.name)
@@ -39,7 +38,7 @@ def test_every_dtype_round_trips(tmp_path, dtype, codec):
         assert got.dtype == dtype and np.array_equal(bits(got), bits(dense[[36, 0, 36]]))
         batch = r.bind(a)[2, 1, 0]
         assert batch.values.dtype == dtype
-        for tensor, want in zip(batch.to_tensors(), (ragged[2], ragged[1], ragged[0])):
+        for tensor, want in zip(batch.to_tensors(), (ragged[i] for i in (2, 1, 0)), strict=True):
             assert np.array_equal(bits(tensor.numpy()), bits(want))
 
 
@@ -109,8 +108,10 @@ def test_what_is_no_index_is_refused(views, data):
 
 def test_iteration_gives_every_record_once(views, images, tokens):
     got = list(views["images"])
-    assert len(got) == 500 and all(np.array_equal(a.numpy(), b) for a, b in zip(got, images))
-    for batch, want in zip(views["tokens"], tokens):
+    assert len(got) == 500 and all(
+        np.array_equal(a.numpy(), b) for a, b in zip(got, images, strict=True)
+    )
+    for batch, want in zip(views["tokens"], tokens, strict=True):
         assert len(batch) == 1 and np.array_equal(batch.values.numpy(), want)
 
 
@@ -126,7 +127,7 @@ def test_ragged_batches(views, tokens, boxes):
     empty = view[[]]
     assert len(empty) == 0 and empty.cu_seqlens.numpy().tolist() == [0]
     assert empty.values.shape == (0,) and empty.shapes.shape == (0, 1)
-    for tensor, want in zip(views["boxes"][:50].to_tensors(), boxes):
+    for tensor, want in zip(views["boxes"][:50].to_tensors(), boxes[:50], strict=True):
         assert tensor.shape == want.shape and np.array_equal(tensor.numpy(), want)
 
 

@@ -7,11 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader  # noqa: E402
-
 import batchfs  # noqa: E402
 from batchfs.sampler import Sampler  # noqa: E402
 from batchfs.torch import Batches, Records, as_is  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 METHODS = [(0, None), (2, "fork"), (2, "spawn"), (2, "forkserver")]
 SPEC = "batch=50,seed=3"
@@ -155,7 +154,6 @@ def test_torch_tensors_are_appended(tmp_path):
 def test_jax():
     pytest.importorskip("jax")
     import jax.dlpack
-
     from batchfs import Allocator
 
     tensor = Allocator("cpu").acquire(64).view("float32", (4, 4))

@@ -6,8 +6,8 @@ Two doors lead to the same batches:
 * in this process: :mod:`batchfs.store`, :class:`Allocator`, :class:`batchfs.sampler.Sampler`,
   :class:`Loader`.
 
-:mod:`batchfs.torch` has Datasets for PyTorch over either. What is read is a ``DLTensor``, which NumPy,
-PyTorch, JAX and others take without a copy through DLPack.
+:mod:`batchfs.torch` has Datasets for PyTorch over either. What is read is a ``DLTensor``, which
+NumPy, PyTorch, JAX and others take without a copy through DLPack.
 """
 
 from __future__ import annotations

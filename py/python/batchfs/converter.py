@@ -20,16 +20,17 @@ _BYTES = 64 << 20
 def convert(dataset: Any, output: str | os.PathLike[str], *, codec: str) -> Path:
     """Writes an Arrow-backed Hugging Face ``Dataset`` as a dataset of stores, ``output/<column>``.
 
-    ``codec`` is ``"raw"`` or ``"zstd"``. Rows come in the dataset's order, that of its indices after
-    ``select``, ``shuffle`` and so on. All columns are published together, or nothing is.
+    ``codec`` is ``"raw"`` or ``"zstd"``. Rows come in the dataset's order, that of its indices
+    after ``select``, ``shuffle`` and so on. All columns are published together, or nothing is.
 
-    Columns of numbers and bools, and fixed-size lists of these, become dense stores; lists of numbers
-    become ragged ones of one axis; structs of ``values`` (a list of numbers) and ``shape`` (a
-    fixed-size list of uint64 or uint32) ragged ones of several. Nulls, strings, binary and other
+    Columns of numbers and bools, and fixed-size lists of these, become dense stores; lists of
+    numbers become ragged ones of one axis; structs of ``values`` (a list of numbers) and ``shape``
+    (a fixed-size list of uint64 or uint32) ragged ones of several. Nulls, strings, binary and other
     columns are refused: ``Dataset.map`` makes numbers of them first.
 
-    Raises ``TypeError`` for what is no ``Dataset``, ``ValueError`` naming the column for what cannot be
-    stored, ``FileExistsError`` if there is an ``output``, ``ImportError`` without ``datasets``.
+    Raises ``TypeError`` for what is no ``Dataset``, ``ValueError`` naming the column for what
+    cannot be stored, ``FileExistsError`` if there is an ``output``, ``ImportError`` without
+    ``datasets``.
     """
     if codec not in ("raw", "zstd"):
         raise ValueError(f"codec {codec!r} is not valid here; it is 'raw' or 'zstd'")

@@ -33,10 +33,11 @@ class mount:
 
     ``src`` is what ``batchfs mount`` takes; ``dir`` the folder to mount on, a temporary one if not
     given. The order is a ``spec`` as text, or its keys (``batch=256, seed=42, rank=3, world=8``).
-    ``memory``, ``threads``, ``verify``, ``log`` (a file), ``cached`` and ``allow_other`` are the options
-    of ``batchfs mount``; ``writable`` is that of :func:`batchfs.open`.
+    ``memory``, ``threads``, ``verify``, ``log`` (a file), ``cached`` and ``allow_other`` are the
+    options of ``batchfs mount``; ``writable`` is that of :func:`batchfs.open`.
 
-    The daemon is a process of its own. At the end it is unmounted; tensors that are left stay valid.
+    The daemon is a process of its own. At the end it is unmounted; tensors that are left stay
+    valid.
 
     Raises ``OSError`` with what the daemon said if it cannot be mounted.
     """

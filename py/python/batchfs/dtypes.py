@@ -30,10 +30,7 @@ float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
 float8_e4m3fnuz = np.dtype(ml_dtypes.float8_e4m3fnuz)
 float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
 float8_e5m2fnuz = np.dtype(ml_dtypes.float8_e5m2fnuz)
-_e8m0 = getattr(ml_dtypes, "float8_e8m0fnu", None)
-if _e8m0 is None:
-    raise ImportError("batchfs needs ml_dtypes 0.5 or newer, which has float8_e8m0fnu")
-float8_e8m0fnu = np.dtype(_e8m0)
+float8_e8m0fnu = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 supported = (
     bool,

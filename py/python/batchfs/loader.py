@@ -36,27 +36,27 @@ def _end(pipeline: Pipeline, threads: list[threading.Thread]) -> None:
 class Loader:
     """Gathers the batches that a sampler draws, without end, in the background or at once.
 
-    ``streams`` maps names to lists of views: one view per position, the same number for each name, all
-    with the same number of records. The sampled batch is cut into equal contiguous parts, one for
-    each position, and a step is a list with a ``{name: batch}`` per position: a ``DLTensor`` for dense
-    streams, a ``RaggedBatch`` for ragged ones.
+    ``streams`` maps names to lists of views: one view per position, the same number for each name,
+    all with the same number of records. The sampled batch is cut into equal contiguous parts, one
+    for each position, and a step is a list with a ``{name: batch}`` per position: a ``DLTensor``
+    for dense streams, a ``RaggedBatch`` for ragged ones.
 
     ``sampler`` is a :class:`~batchfs.sampler.Sampler` or any object whose ``next()`` returns record
-    indices; ``StopIteration`` from it ends the loader. ``transform`` gets the list of a step, and what
-    it returns is delivered.
+    indices; ``StopIteration`` from it ends the loader. ``transform`` gets the list of a step, and
+    what it returns is delivered.
 
-    With ``workers=0`` all of it happens in ``next()``. Otherwise ``workers`` threads draw, gather and
-    transform ahead; at most ``workers + prefetch`` batches are alive that were not delivered.
+    With ``workers=0`` all of it happens in ``next()``. Otherwise ``workers`` threads draw, gather
+    and transform ahead; at most ``workers + prefetch`` batches are alive that were not delivered.
     ``transform`` is then called from several threads. Batches come in the sampler's order, or with
     ``ordered=False`` as they are ready.
 
-    An exception, of ``transform`` or for a damaged record, is raised by the ``next()`` whose batch it
-    was. That batch counts as delivered, and the loader goes on with the one after it.
+    An exception, of ``transform`` or for a damaged record, is raised by the ``next()`` whose batch
+    it was. That batch counts as delivered, and the loader goes on with the one after it.
 
     ``state_dict()`` says how many batches were *delivered*; what was made ahead does not count.
 
-    The loader closes neither sampler nor views. It ends its threads when it is closed, forgotten, or
-    the interpreter ends. After a ``fork`` it works in the child with ``workers=0`` and raises
+    The loader closes neither sampler nor views. It ends its threads when it is closed, forgotten,
+    or the interpreter ends. After a ``fork`` it works in the child with ``workers=0`` and raises
     ``RuntimeError`` otherwise.
     """
 
@@ -112,8 +112,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """The position: ``delivered`` batches, and the sampler's ``step`` to go on with.
 
-        ``step`` is ``None`` for samplers of your own; ``seekable`` says whether they can be set back to
-        a step by ``seek(delivered)``.
+        ``step`` is ``None`` for samplers of your own; ``seekable`` says whether they can be set
+        back to a step by ``seek(delivered)``.
 
         Raises ``RuntimeError`` with ``ordered=False`` and several workers, which have no position.
         """

@@ -42,8 +42,8 @@ def _number(value: Any) -> int:
 class Dataset:
     """The streams of a mount, under one spec.
 
-    ``ds["images"]`` is a :class:`Stream`, ``ds.batch(17)["images"]`` the batch of step 17, ``len(ds)`` the
-    number of records. It pickles, and is as good in a child made by ``fork``.
+    ``ds["images"]`` is a :class:`Stream`, ``ds.batch(17)["images"]`` the batch of step 17,
+    ``len(ds)`` the number of records. It pickles, and is as good in a child made by ``fork``.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Dataset:
         return max(1, len(self) // batch if exact else -(-len(self) // batch))
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step: a mapping from streams to tensors, each mapped when it is asked for."""
+        """The batch of a step: from streams to tensors, each mapped when it is asked for."""
         return Batch(self, _number(step))
 
     def index(self, step: int) -> np.ndarray:

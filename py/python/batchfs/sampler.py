@@ -23,19 +23,19 @@ def _number(value: Any, name: str, least: int) -> int:
 class Sampler(_native.Steps):
     """Draws the record ids of one step after the other, without end.
 
-    ``batch_size`` counts the records of all ranks together; this one gets the ``rank`` th of ``world``
-    equal parts, ``local_batch`` records. The order is that of ``batchfs mount --spec``: the same spec,
-    length and step give the same ids everywhere, and any step is found at once.
+    ``batch_size`` counts the records of all ranks together; this one gets the ``rank`` th of
+    ``world`` equal parts, ``local_batch`` records. The order is that of ``batchfs mount --spec``:
+    the same spec, length and step give the same ids everywhere, and any step is found at once.
 
     ``next()`` and iteration return one uint64 array again and again, filled anew: copy what has to
     outlive the next draw. ``at(step)`` gives the ids of any step and changes nothing.
 
     Modes: ``SEQUENTIAL`` in order, then from the start again; ``IID`` uniform with replacement;
-    ``CYCLIC`` a fresh permutation in each cycle, whose remainder is left out (``remainder="drop"``) or
-    goes on into the next one (``"carry"``).
+    ``CYCLIC`` a fresh permutation in each cycle, whose remainder is left out (``remainder="drop"``)
+    or goes on into the next one (``"carry"``).
 
-    Raises ``ValueError`` for what does not fit, such as a batch larger than ``length`` in another mode
-    than ``IID``, which would repeat records within a batch.
+    Raises ``ValueError`` for what does not fit, such as a batch larger than ``length`` in another
+    mode than ``IID``, which would repeat records within a batch.
     """
 
     class Mode(enum.IntEnum):

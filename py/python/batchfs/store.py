@@ -1,7 +1,7 @@
 """Record stores: writers, stores, views, and what is read from them.
 
-A store is a folder with records in a fixed order, ``0 .. len - 1``. It is written once, is there whole
-or not at all, and never changes. Dense records have one shape, ragged ones a shape each.
+A store is a folder with records in a fixed order, ``0 .. len - 1``. It is written once, is there
+whole or not at all, and never changes. Dense records have one shape, ragged ones a shape each.
 
     >>> with DenseWriter("train/images", dtypes.uint8, (28, 28), codec="raw") as writer:
     ...     writer.append(images)
@@ -135,7 +135,7 @@ class _Store:
         return self._native.bind(allocator)
 
     def close(self) -> None:
-        """Lets go of the files. Views of the store read no more; what they have read stays valid."""
+        """Lets go of the files. Its views read no more; what they have read stays valid."""
         self._native.close()
 
     @property
@@ -176,8 +176,8 @@ class DenseStore(_Store):
     """A store of records of one shape, open for reading.
 
     ``path`` is a store's folder, or another source that is read in place, such as a ``.npy`` file.
-    ``verify`` says when a record is held against its checksum: ``first`` time it is read, ``always``,
-    or ``never``.
+    ``verify`` says when a record is held against its checksum: ``first`` time it is read,
+    ``always``, or ``never``.
 
     Raises ``OSError`` if it cannot be opened, ``StoreError`` if it is damaged or no store,
     ``ValueError`` if its records are ragged.
@@ -280,8 +280,8 @@ class _Writer:
     def close(self) -> None:
         """Publishes the store: it is there, whole and on the disk, when this returns.
 
-        Raises ``FileExistsError`` if ``path`` has come into being meanwhile, ``OSError`` if it cannot
-        be written; then nothing is published. A second call does nothing.
+        Raises ``FileExistsError`` if ``path`` has come into being meanwhile, ``OSError`` if it
+        cannot be written; then nothing is published. A second call does nothing.
         """
         try:
             self._native.finish()
@@ -316,14 +316,14 @@ class _Writer:
 class DenseWriter(_Writer):
     """Writes a store of records of one shape.
 
-    ``codec`` is ``"raw"``, ``"zstd"`` or ``"zstd_dict"``, which needs ``dict_bytes``; ``level`` is that
-    of zstd; ``data_shards`` (1 to 255) are files that are written side by side. Folders above
+    ``codec`` is ``"raw"``, ``"zstd"`` or ``"zstd_dict"``, which needs ``dict_bytes``; ``level`` is
+    that of zstd; ``data_shards`` (1 to 255) are files that are written side by side. Folders above
     ``path`` are made.
 
     Used with ``with``: at its end the store is published, but after an exception nothing is.
 
-    Raises ``FileExistsError`` if there is a ``path``, ``ValueError`` and ``TypeError`` for what does not
-    fit, ``OSError`` if nothing can be written there.
+    Raises ``FileExistsError`` if there is a ``path``, ``ValueError`` and ``TypeError`` for what
+    does not fit, ``OSError`` if nothing can be written there.
     """
 
     def __init__(
@@ -350,8 +350,9 @@ class DenseWriter(_Writer):
     def append(self, batch: Any) -> None:
         """Appends records, ``(records, *item_shape)``, and returns when they are written.
 
-        ``batch`` is C-contiguous, of the store's dtype, in the processor's memory: a NumPy array, any
-        DLPack tensor, or a read-only buffer. Its memory is read while the call lasts, not copied.
+        ``batch`` is C-contiguous, of the store's dtype, in the processor's memory: a NumPy array,
+        any DLPack tensor, or a read-only buffer. Its memory is read while the call lasts, not
+        copied.
 
         Raises ``TypeError`` and ``ValueError`` for what does not fit, which changes nothing;
         ``OSError`` if it cannot be written: then nothing will be published.
@@ -360,7 +361,7 @@ class DenseWriter(_Writer):
 
 
 class RaggedWriter(_Writer):
-    """Writes a store of records of ``ndim`` axes that have a shape each. See :class:`DenseWriter`."""
+    """Writes a store of records of ``ndim`` axes with a shape each. See :class:`DenseWriter`."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """PyTorch Datasets over both doors.
 
-They work with ``torch.utils.data.DataLoader`` (no workers, or workers by fork, spawn or forkserver) and
-with ``torchdata``'s ``StatefulDataLoader``. A stream is a view of a store or a stream of a mount.
+They work with ``torch.utils.data.DataLoader`` (no workers, or workers by fork, spawn or forkserver)
+and with ``torchdata``'s ``StatefulDataLoader``. A stream is a view of a store or a stream of a
+mount.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ def _streams(source: Any) -> dict[str, Any]:
 class Records(data.Dataset):
     """A map-style Dataset: item ``i`` is a dict with record ``i`` of each stream.
 
-    ``streams`` is a mounted :class:`batchfs.Dataset` or a dict from names to views. Ragged records are
-    tensors of their own shape.
+    ``streams`` is a mounted :class:`batchfs.Dataset` or a dict from names to views. Ragged records
+    are tensors of their own shape.
 
     A ``DataLoader`` asks for the records of a batch together, which are gathered at once. With
     ``whole=True`` it gets them as one batch, a dict of stacked tensors (ragged streams as a dict of
-    ``values``, ``cu_seqlens``, ``shapes``), without a copy: pass ``collate_fn=as_is`` then. That needs
-    views, as a mount has only its own batches.
+    ``values``, ``cu_seqlens``, ``shapes``), without a copy: pass ``collate_fn=as_is`` then. That
+    needs views, as a mount has only its own batches.
     """
 
     def __init__(
@@ -107,13 +108,14 @@ class Records(data.Dataset):
 class Batches(data.IterableDataset):
     """An iterable Dataset of whole batches, step by step: a dict of tensors by stream.
 
-    Over a mounted :class:`batchfs.Dataset` the order is the mount's; over a dict of views it is that of
-    ``spec`` (``batch=256,seed=42``). It goes from step ``start`` up to ``stop``, one cycle if not given;
-    ``stop=None`` is without end.
+    Over a mounted :class:`batchfs.Dataset` the order is the mount's; over a dict of views it is
+    that of ``spec`` (``batch=256,seed=42``). It goes from step ``start`` up to ``stop``, one cycle
+    if not given; ``stop=None`` is without end.
 
-    Use it with ``batch_size=None``. With workers, worker ``w`` of ``W`` makes every ``W`` th step, so
-    that the ``DataLoader`` delivers all steps in order. ``state_dict()`` and ``load_state_dict()`` are
-    for ``StatefulDataLoader``; with a plain one, go on with another ``start``.
+    Use it with ``batch_size=None``. With workers, worker ``w`` of ``W`` makes every ``W`` th step,
+    so that the ``DataLoader`` delivers all steps in order. ``state_dict()`` and
+    ``load_state_dict()`` are for ``StatefulDataLoader``; with a plain one, go on with another
+    ``start``.
     """
 
     def __init__(
