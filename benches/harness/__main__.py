@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import data, inprocess, mounted, report
+from . import data, inprocess, mounted, python, report
 from .figures import Figures
 from .process import Process
 from .quiet import Watch
@@ -21,6 +21,9 @@ GROUPS = {
     "write": inprocess.write,
     "mount": mounted.in_order,
     "latency": mounted.latency,
+    "python": python.calls,
+    "loader": python.loaders,
+    "loader-memory": python.memory,
 }
 
 
