@@ -4,7 +4,8 @@
 //! fewer than `workers + prefetch` of them are undelivered: that bounds the batches that are alive.
 //! They are gathered side by side, and delivered in their order unless that is not wanted.
 //!
-//! Lock order: plan, then the interpreter, then state. Nobody waits for `plan` with the interpreter.
+//! Lock order: plan, then the interpreter, then state. Nobody waits for `plan` or `large` with the
+//! interpreter.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,6 +22,9 @@ use crate::sys::generation;
 
 /// How often a consumer that waits looks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// A batch of this many bytes is large.
+const LARGE: u64 = 4 << 20;
 
 enum Outcome {
     /// Gathered, not yet Python's.
@@ -61,9 +65,10 @@ pub struct Pipeline {
     workers: usize,
     window: u64,
     ordered: bool,
-    split: bool,
     born: u64,
     plan: Mutex<()>,
+    /// Held while a large batch is gathered.
+    large: Mutex<()>,
     state: Mutex<State>,
     /// Signalled when there may be room for another ticket.
     room: Condvar,
@@ -133,8 +138,19 @@ impl Pipeline {
         }
     }
 
+    /// Small batches are gathered side by side, by one thread each. Large ones come one at a time, by
+    /// all threads: several at once would wait for the same memory, and take up more of it.
+    fn gather(&self, ids: &[u64]) -> PyResult<Vec<Shard>> {
+        let bytes = self.readers.record_bytes().saturating_mul(ids.len() as u64);
+        if bytes < LARGE {
+            return self.readers.gather(ids, self.workers == 0);
+        }
+        let _one = self.large.lock().unwrap_or_else(PoisonError::into_inner);
+        self.readers.gather(ids, true)
+    }
+
     fn make(&self, ids: &[u64]) -> PyResult<Outcome> {
-        let shards = self.readers.gather(ids, self.split)?;
+        let shards = self.gather(ids)?;
         let Some(transform) = &self.transform else { return Ok(Outcome::Shards(shards)) };
         Python::attach(|py| {
             let list = self.readers.list(py, shards)?;
@@ -250,7 +266,6 @@ impl Pipeline {
                 readers.records()
             )));
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let state = State {
             run: 0,
             taken: 0,
@@ -269,9 +284,9 @@ impl Pipeline {
             workers,
             window: if workers == 0 { u64::MAX } else { prefetch.saturating_add(workers as u64) },
             ordered,
-            split: workers < cores,
             born: generation(),
             plan: Mutex::new(()),
+            large: Mutex::new(()),
             state: Mutex::new(state),
             room: Condvar::new(),
             filled: Condvar::new(),

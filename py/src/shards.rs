@@ -35,6 +35,7 @@ pub struct Readers {
     streams: Vec<(Py<PyAny>, Vec<Reader>)>,
     shards: usize,
     records: u64,
+    record_bytes: u64,
     path: PathBuf,
 }
 
@@ -103,7 +104,13 @@ impl Readers {
             Reader::Theirs(_) => None,
         });
         let path = path.unwrap_or_else(|| Path::new("streams").to_owned());
-        Ok(Readers { streams: made, shards, records, path })
+        // Of ragged records the mean. All positions have the same records.
+        let bytes = made.iter().filter_map(|(_, readers)| match readers.first() {
+            Some(Reader::Ours(bind)) => Some(bind.store.payload / bind.store.len.max(1)),
+            _ => None,
+        });
+        let record_bytes = bytes.sum();
+        Ok(Readers { streams: made, shards, records, record_bytes, path })
     }
 
     pub fn shards(&self) -> usize {
@@ -112,6 +119,11 @@ impl Readers {
 
     pub fn records(&self) -> u64 {
         self.records
+    }
+
+    /// Bytes of a record of all streams.
+    pub fn record_bytes(&self) -> u64 {
+        self.record_bytes
     }
 
     pub fn indices(&self) -> Records<'_> {

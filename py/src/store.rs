@@ -25,6 +25,8 @@ pub struct Opened {
     pub path: PathBuf,
     pub schema: Schema,
     pub len: u64,
+    /// Bytes of all records.
+    pub payload: u64,
     pub codec: &'static str,
     pub shards: u32,
     pub verify: String,
@@ -108,9 +110,9 @@ impl Store {
                 path.display()
             )));
         }
-        let len = stream.len();
+        let (len, payload) = (stream.len(), stream.payload_bytes());
         let stream = ArcSwapOption::from_pointee(stream);
-        Ok(Store(Arc::new(Opened { path, schema, len, codec, shards, verify, stream })))
+        Ok(Store(Arc::new(Opened { path, schema, len, payload, codec, shards, verify, stream })))
     }
 
     #[getter]
