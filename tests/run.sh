@@ -197,7 +197,7 @@ python_package() {
         minor=$("$program" -c 'import sys; print("3.%d" % sys.version_info[1])')
         package_venv "$target/venv-py$minor" "$program" py/tests/requirements-light.txt
         "$target/venv-py$minor/bin/python" --version
-        "$target/venv-py$minor/bin/python" -m pytest py/tests -q --durations=0 --durations-min=20
+        "$target/venv-py$minor/bin/python" -m pytest py/tests -q
     done
 }
 

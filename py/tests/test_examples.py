@@ -1,5 +1,6 @@
 """The examples, as a user runs them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,10 @@ EXAMPLES = ROOT / "py" / "examples"
 
 def run(name, *args):
     command = [sys.executable, EXAMPLES / name, *args]
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=250)
+    # More threads than cores are slow, where others are at work, too.
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [str(part) for part in command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -28,6 +32,22 @@ def digits(tmp_path_factory):
         with DenseWriter(root / name, records.dtype, records.shape[1:], codec="zstd") as w:
             w.append(records)
     return root
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)
+def test_help(path):
+    if "import torch\n" in path.read_text():
+        pytest.importorskip("torch")
+    assert "usage" in run(path.name, "--help")
+
+
+def test_the_package_in_the_readme(digits, fuse):
+    pytest.importorskip("torch")
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    [code] = [block for block in blocks if "import batchfs" in block]
+    world = {}
+    exec(code.replace('"train"', repr(str(digits))), world)
+    assert world["images"].shape == (256, 8, 8)
 
 
 def test_image_training(digits, tmp_path, fuse):
