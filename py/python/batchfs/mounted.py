@@ -68,7 +68,9 @@ class Dataset:
         self._view = _spec
         self.spec: str = _spec or self.config["spec"]
         """The order, in its canonical spelling."""
-        self.local_batch, _ = _native.parse_spec(self.spec)
+        # The mount's own spec may be of a kind that only the daemon knows.
+        given = _native.parse_spec(_spec)[0] if _spec else self.config["local_batch"]
+        self.local_batch: int = given
         """Records in a batch of this rank."""
         self._root = self.path / "view" / _spec if _spec else self.path
         self._streams = {name: Stream(self, name) for name in self.config["streams"]}
