@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-REQUIREMENTS = ["numpy==2.5.5", "ml-dtypes==0.6.0", "loaderx==2.8.19"]
+REQUIREMENTS = ["numpy==2.5.5", "ml-dtypes==0.6.0", "loaderx==2.8.19", "maturin==1.16.0"]
+TORCH = ["torch==2.15.0"]
 LEAST_PYTHON = (3, 12)
 
 
@@ -34,15 +35,21 @@ def main() -> int:
     )
     parser.add_argument("--venv", type=Path, help="the peers' environment (default: in target/)")
     parser.add_argument("--python", help="a Python 3.12 or newer")
+    parser.add_argument(
+        "--torch", action="store_true", help="install PyTorch, too (5 GB), as a peer"
+    )
     args = parser.parse_args()
 
     env = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
     target = cargo_target()
     venv = args.venv or target / "bench-venv"
-    python = environment(venv, args.python, env)
+    pins = REQUIREMENTS + (TORCH if args.torch else [])
+    python = environment(venv, args.python, env, pins)
     print("building …", file=sys.stderr, flush=True)
     packages = ["-p", "batchfs", "-p", "batchfs-benches"]
     subprocess.run(["cargo", "build", "--release", "-q", *packages], cwd=ROOT, env=env, check=True)
+
+    package(python, target, env)
 
     command = [str(python), "-m", "harness", "--bin", str(target / "release")]
     command += ["--quick"] if args.quick else []
@@ -63,19 +70,31 @@ def cargo_target() -> Path:
     return Path(json.loads(out)["target_directory"])
 
 
-def environment(venv: Path, wanted: str | None, env: dict[str, str]) -> Path:
+def package(python: Path, target: Path, env: dict[str, str]) -> None:
+    """Builds this package's wheel, and installs it beside the peers."""
+    wheels = target / "bench-wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    build = [python, "-m", "maturin", "build", "--quiet", "--release", "--locked"]
+    manifest = ["--manifest-path", ROOT / "py" / "Cargo.toml", "--interpreter", python]
+    subprocess.run([*build, *manifest, "--out", wheels], cwd=ROOT, env=env, check=True)
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+    [wheel] = wheels.glob("*.whl")
+    subprocess.run([*pip, "--force-reinstall", wheel], env=env, check=True)
+
+
+def environment(venv: Path, wanted: str | None, env: dict[str, str], wants: list[str]) -> Path:
     """The Python of a virtual environment that has exactly the pinned peers."""
     python = venv / "bin" / "python"
     stamp = venv / "peers.txt"
-    pins = "\n".join(REQUIREMENTS)
+    pins = "\n".join(wants)
     if stamp.is_file() and stamp.read_text() == pins and python.exists():
         return python
     base = find_python(wanted)
-    print(f"installing {', '.join(REQUIREMENTS)} …", file=sys.stderr, flush=True)
+    print(f"installing {', '.join(wants)} …", file=sys.stderr, flush=True)
     shutil.rmtree(venv, ignore_errors=True)
     subprocess.run([base, "-m", "venv", str(venv)], env=env, check=True)
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    if subprocess.run([*pip, *REQUIREMENTS], env=env, check=False).returncode != 0:
+    if subprocess.run([*pip, *wants], env=env, check=False).returncode != 0:
         sys.exit("benches: the peers could not be installed; is PyPI, or a mirror, reachable?")
     stamp.write_text(pins)
     return python

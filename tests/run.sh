@@ -187,6 +187,59 @@ build() {
     export BATCHFS_BIN
 }
 
+# Python programs that the package may be tried with, one for each minor version.
+pythons() {
+    local minor name
+    for minor in 10 11 12 13 14; do
+        for name in "python3.$minor" \
+            "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3."$minor".*/bin/python; do
+            if "$name" -c "import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, $minor))" \
+                > /dev/null 2>&1; then
+                command -v "$name"
+                break
+            fi
+        done
+    done
+}
+
+# The wheel, from the same build artefacts as all else.
+python_wheel() {
+    rm -rf "$target/wheels"
+    "$venv/bin/maturin" build --quiet --locked --profile ci --manifest-path py/Cargo.toml \
+        --interpreter "$venv/bin/python" --out "$target/wheels"
+    wheel=$(echo "$target"/wheels/*.whl)
+    echo "$wheel"
+}
+
+# package_venv FOLDER PYTHON REQUIREMENTS: an environment with these, and this build's wheel.
+package_venv() {
+    if ! cmp -s "$3" "$1/installed.txt"; then
+        rm -rf "$1"
+        "$2" -m venv "$1"
+        "$1/bin/pip" install --quiet --disable-pip-version-check -r "$3"
+        cp "$3" "$1/installed.txt"
+    fi
+    "$1/bin/pip" install --quiet --disable-pip-version-check "$wheel"
+    "$1/bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps "$wheel"
+}
+
+# The package with all its consumers, on the newest Python; the rest of them, with the NumPy of their
+# time, run what needs no consumer.
+python_package() {
+    local found program minor
+    mapfile -t found < <(pythons)
+    local newest=${found[-1]}
+    package_venv "$target/venv-py" "$newest" py/tests/requirements.txt
+    "$target/venv-py/bin/python" -m pytest py/tests "${full_option[@]}"
+    for program in "${found[@]}"; do
+        [[ $program != "$newest" ]] || continue
+        minor=$("$program" -c 'import sys; print("3.%d" % sys.version_info[1])')
+        package_venv "$target/venv-py$minor" "$program" py/tests/requirements-light.txt
+        "$target/venv-py$minor/bin/python" --version
+        "$target/venv-py$minor/bin/python" -m pytest py/tests -q
+    done
+}
+
 python_style() {
     "$venv/bin/ruff" check .
     "$venv/bin/ruff" format --check .
@@ -198,9 +251,11 @@ cargo_test=(cargo test --workspace --locked --profile ci)
 pytest=(-m pytest tests/e2e)
 if $full; then
     ignored=(-- --include-ignored)
+    full_option=(--full)
     pytest+=(--full)
 else
     ignored=()
+    full_option=()
     skipped+=("long tests (--full)")
 fi
 
@@ -216,3 +271,5 @@ else
     skipped+=("order-reference: no such file")
 fi
 stage end-to-end "$venv/bin/python" "${pytest[@]}"
+stage python-wheel python_wheel
+stage python-package python_package

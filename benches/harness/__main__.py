@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import data, inprocess, mounted, packed, report, write
+from . import data, inprocess, mounted, packed, python, report, write
 from .figures import Figures
 from .process import Process
 from .quiet import Watch
@@ -22,6 +22,9 @@ GROUPS = {
     "write": write.write,
     "mount": mounted.in_order,
     "latency": mounted.latency,
+    "python": python.calls,
+    "loader": python.loaders,
+    "loader-memory": python.memory,
 }
 
 

@@ -45,6 +45,22 @@ def _mount(workload: str) -> list[Goal]:
     return [Goal(f"{workload}: {w}", "mount", workload, w, peer, 1.2, None) for w in ways]
 
 
+def _loader(workload: str, least: float, torch: float | None) -> list[Goal]:
+    what = f"loader, {workload}"
+    goals = [
+        Goal(f"{what}, {w}", "loader", workload, f"batchfs, {w}", f"loaderx, {w}", least, None)
+        for w in ("workers=0", "workers=1", "workers=4")
+    ]
+    inside = "batchfs, workers=1"
+    goals.append(
+        Goal(f"{what}, mount", "loader", workload, "batchfs.open", "batchfs, workers=1", 1, None)
+    )
+    if torch is not None:
+        peer = "torch DataLoader, 4 workers"
+        goals.append(Goal(f"{what}, beside torch", "loader", workload, inside, peer, torch, None))
+    return goals
+
+
 ALL = "batchfs, all threads"
 
 GOALS = [
@@ -70,6 +86,19 @@ GOALS = [
     ),
     *_mount("image"),
     *_mount("token"),
+    *_loader("image", 2, 8),
+    *_loader("token", 6, None),
+    *_loader("ragged", 6, 40),
+    *(
+        Goal(
+            f"one record from Python, {w}", "python, one record", w, "batchfs", "loaderx", 20, None
+        )
+        for w in ("image", "token", "ragged")
+    ),
+    *(
+        Goal(f"loader memory, {w}", "loader memory", w, "batchfs", "loaderx", 1, None)
+        for w in ("image", "token", "ragged")
+    ),
     Goal("open and close, ready", "latency", "open and close, ready", "mount", None, 25, 15),
     Goal(
         "fresh name",

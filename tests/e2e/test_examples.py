@@ -49,7 +49,15 @@ def test_examples_say_what_is_wrong(box):
     assert done.stderr.count("\n") == 1 and str(box.path) in done.stderr
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)
+def needs_package(code: str) -> bool:
+    """Whether it is for the tests of the Python package, in py/tests."""
+    return re.search(r"^\s*(import|from) batchfs\b", code, re.M) is not None
+
+
+ALONE = [path for path in sorted(EXAMPLES.glob("*.py")) if not needs_package(path.read_text())]
+
+
+@pytest.mark.parametrize("path", ALONE, ids=lambda p: p.name)
 def test_examples_have_help(box, path):
     assert "usage" in box.tool(sys.executable, path, "--help").stdout
 
@@ -61,7 +69,7 @@ def readme_blocks(language: str) -> list[str]:
 
 
 def test_the_python_of_the_readme(box, digits):
-    blocks = readme_blocks("python")
+    blocks = [block for block in readme_blocks("python") if not needs_package(block)]
     if not blocks:
         pytest.skip("README.md has no Python")
     with box.mount(digits, spec="batch=256,seed=42") as m:

@@ -3,15 +3,15 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Stdio;
 
 use anyhow::Context as _;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
-use crate::say;
 use crate::sys::Inherited;
+use crate::{program, say};
 
 /// What the daemon says on its standard output, in front of all else, when the mount answers.
 const READY: &[u8] = b"ready\n";
@@ -29,10 +29,7 @@ pub enum Start {
 ///
 /// A new program rather than a fork: nothing is inherited half-made.
 pub fn start(args: &[OsString]) -> anyhow::Result<Start> {
-    let program = std::env::current_exe().context("cannot find this program's file")?;
-    let mut daemon = Command::new(program)
-        // Its file may have another name, under which it is the helper of mount(8).
-        .arg0("batchfs")
+    let mut daemon = program::again()?
         // In front, since a `--` may follow.
         .args(["mount", "--daemon"])
         .args(args)

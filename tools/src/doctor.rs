@@ -3,14 +3,14 @@
 use std::fs;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use batchfs_region::{Arena, Backing, Config, HUGE_PAGE};
 use batchfs_store::{DType, Schema, StoreWriter, WriteOptions};
 use serde_json::json;
 
 use crate::args::Doctor;
-use crate::say;
+use crate::{program, say};
 
 /// One thing looked at.
 struct Finding {
@@ -169,19 +169,15 @@ fn try_mount() -> anyhow::Result<(String, String)> {
     writer.append(&[7])?;
     writer.finish()?;
     fs::create_dir(&dir)?;
-    let program = std::env::current_exe()?;
-    let mounted = Command::new(&program)
-        .arg("mount")
-        .args([&store, &dir])
-        .args(["--spec", "batch=1"])
-        .output()?;
+    let mounted =
+        program::again()?.arg("mount").args([&store, &dir]).args(["--spec", "batch=1"]).output()?;
     if !mounted.status.success() {
         let said = String::from_utf8_lossy(&mounted.stderr);
         anyhow::bail!("{}", said.trim().trim_start_matches("batchfs: "));
     }
     let looked = fs::read(dir.join("data/batch/0"))
         .and_then(|bytes| Ok((bytes, fs::read(dir.join(".batchfs/config.json"))?)));
-    let ended = Command::new(&program).arg("umount").arg(&dir).status()?;
+    let ended = program::again()?.arg("umount").arg(&dir).status()?;
     let (bytes, config) = looked?;
     anyhow::ensure!(bytes == [7], "a batch read through the mount has other bytes");
     anyhow::ensure!(ended.success(), "cannot be unmounted");

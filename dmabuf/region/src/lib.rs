@@ -5,12 +5,16 @@
 //! a [`Region`], which is shared and never changes again. When the last handle goes, its memory is
 //! kept to be filled again, unless it was [exposed](Region::expose) to readers outside of this process:
 //! then it counts until none of them has it open or mapped, and is freed.
+//!
+//! A [`Pool`] hands out [`Block`]s, memory for readers in this process alone.
 
 mod arena;
 mod backing;
+mod pool;
 mod region;
 mod sys;
 
 pub use arena::{AllocError, Arena, Config, Holder, Stats};
 pub use backing::{Backing, HUGE_FROM, HUGE_PAGE, PAGE};
+pub use pool::{Block, Pool};
 pub use region::{Region, RegionMut};

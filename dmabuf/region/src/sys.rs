@@ -1,10 +1,12 @@
-//! The crate's `unsafe` code: shared mappings, and system calls that `nix` does not wrap.
+//! The crate's `unsafe` code: shared mappings, aligned memory, and system calls that `nix` does not wrap.
 #![allow(unsafe_code)]
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{CStr, c_int, c_long};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
@@ -104,3 +106,44 @@ pub(crate) fn sole_user(file: impl AsFd) -> io::Result<bool> {
         Err(e) => Err(e),
     }
 }
+
+/// Bytes on the heap that begin at a multiple of [`Heap::ALIGN`].
+pub(crate) struct Heap {
+    at: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Heap {
+    /// What addresses are a multiple of.
+    pub(crate) const ALIGN: usize = 64;
+
+    /// `len` zero bytes, at least one; `None` if there is no memory.
+    pub(crate) fn new(len: usize) -> Option<Heap> {
+        let layout = Layout::from_size_align(len.max(1), Heap::ALIGN).ok()?;
+        // SAFETY: the size is not 0.
+        let at = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Heap { at, layout })
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated with this size and initialised, until drop; borrowed as `self` is.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.layout.size()) }
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` makes it the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and freed here alone.
+        unsafe { dealloc(self.at.as_ptr(), self.layout) }
+    }
+}
+
+// SAFETY: it owns its bytes, as a Box does.
+unsafe impl Send for Heap {}
+// SAFETY: shared access reads only.
+unsafe impl Sync for Heap {}

@@ -1,4 +1,3 @@
-use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -15,14 +14,14 @@ use tracing_subscriber::prelude::*;
 use super::{about, dataset, tokens};
 use crate::args::{AnySpec, Mount, When};
 use crate::daemon::{self, Start, Tether};
-use crate::say;
 use crate::signals::Signals;
 use crate::sys::Inherited;
+use crate::{program, say};
 
 pub fn run(args: &Mount) -> anyhow::Result<ExitCode> {
     if !args.foreground && !args.daemon {
         // Behind the name of this command.
-        let again: Vec<OsString> = std::env::args_os().skip(2).collect();
+        let again = program::arguments();
         return Ok(match daemon::start(&again)? {
             Start::Answers(line) => {
                 daemon::tell(&line);

@@ -128,7 +128,7 @@ fn build(dest: &Path) -> anyhow::Result<()> {
 
 /// This program, as a command of its own.
 fn batchfs() -> anyhow::Result<Command> {
-    Ok(Command::new(std::env::current_exe().context("cannot find this program's file")?))
+    crate::program::again()
 }
 
 /// Shows a command, runs it, and shows what it says.

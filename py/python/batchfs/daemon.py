@@ -1,0 +1,118 @@
+"""Mounts made from Python, by a daemon in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .__main__ import program
+from .mounted import Dataset
+
+__all__ = ["mount"]
+
+
+def _run(*args: str) -> subprocess.CompletedProcess[str]:
+    # Found there, too, if only this process's sys.path has it.
+    home = str(Path(__file__).resolve().parent.parent)
+    paths = [home, os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # What the daemon says later goes to its log; a pipe would be kept open by it.
+    return subprocess.run(
+        [*program(), *args], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+
+
+class mount:
+    """Mounts a dataset for as long as a ``with`` block lasts, and opens it.
+
+        with batchfs.mount("train", spec="batch=256,seed=42") as ds:
+            images = ds["images"].batch[17].torch()
+
+    ``src`` is what ``batchfs mount`` takes; ``dir`` the folder to mount on, a temporary one if not
+    given. The order is a ``spec`` as text, or its keys (``batch=256, seed=42, rank=3, world=8``).
+    ``memory``, ``threads``, ``verify``, ``log`` (a file), ``cached`` and ``allow_other`` are the
+    options of ``batchfs mount``; ``writable`` is that of :func:`batchfs.open`.
+
+    The daemon is a process of its own. At the end it is unmounted; tensors that are left stay
+    valid.
+
+    Raises ``OSError`` with what the daemon said if it cannot be mounted.
+    """
+
+    def __init__(
+        self,
+        src: str | os.PathLike[str],
+        dir: str | os.PathLike[str] | None = None,
+        *,
+        spec: str | None = None,
+        memory: str | int | None = None,
+        threads: int | None = None,
+        verify: str | None = None,
+        log: str | os.PathLike[str] | None = None,
+        cached: bool = False,
+        allow_other: bool = False,
+        writable: bool = True,
+        **keys: Any,
+    ) -> None:
+        if spec is not None and keys:
+            raise TypeError("mount takes a spec as text or as keys, not both")
+        if keys:
+            spec = ",".join(f"{key}={value}" for key, value in keys.items())
+        given = {"spec": spec, "memory": memory, "threads": threads, "verify": verify, "log": log}
+        self._options = [
+            part
+            for key, value in given.items()
+            if value is not None
+            for part in (f"--{key}", _text(key, value))
+        ]
+        self._options += ["--cached"] * cached + ["--allow-other"] * allow_other
+        self._src, self._dir, self._writable = os.fspath(src), dir, writable
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._mounted: str | None = None
+
+    def __enter__(self) -> Dataset:
+        if self._mounted is not None:
+            raise RuntimeError("this mount is in use; make another one")
+        folder = os.fspath(self._dir) if self._dir is not None else self._make_folder()
+        done = _run("mount", *self._options, "--", self._src, folder)
+        if done.returncode != 0:
+            self._remove_folder()
+            said = done.stderr.strip().removeprefix("batchfs: ") or f"exit code {done.returncode}"
+            raise OSError(f"cannot mount {self._src}: {said}")
+        self._mounted = folder
+        try:
+            return Dataset(folder, writable=self._writable)
+        except BaseException:
+            self._end()
+            raise
+
+    def __exit__(self, *exc: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        folder, self._mounted = self._mounted, None
+        if folder is None:
+            return
+        # Mapped batches keep it busy in cached mode; lazily it goes when the last of them does.
+        if _run("umount", "--", folder).returncode != 0:
+            _run("umount", "--lazy", "--", folder)
+        self._remove_folder()
+
+    def _make_folder(self) -> str:
+        self._temporary = tempfile.TemporaryDirectory(prefix="batchfs-")
+        return self._temporary.name
+
+    def _remove_folder(self) -> None:
+        folder, self._temporary = self._temporary, None
+        if folder is not None:
+            folder.cleanup()
+
+
+def _text(key: str, value: Any) -> str:
+    # A bare number is bytes.
+    if key == "memory" and isinstance(value, int):
+        return f"{value}B"
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)

@@ -1,0 +1,312 @@
+"""Datasets that are mounted: the batches of a mount as tensors.
+
+Nothing runs in this process for it: a batch is a file that is mapped.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import operator
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _native, dtypes
+from .store import RaggedBatch
+
+__all__ = ["Dataset", "Stream", "open"]
+
+
+def open(path: str | os.PathLike[str], *, writable: bool = True) -> Dataset:
+    """Opens a mount that anyone has made.
+
+    With ``writable`` the tensors may be written to: pages that are become this process's own, and
+    nobody else sees it. Otherwise they are read-only, which consumers of DLPack 1.x are told.
+
+    Raises ``FileNotFoundError`` if no mount is there, ``OSError`` if its daemon is gone.
+    """
+    return Dataset(path, writable=writable)
+
+
+def _number(value: Any) -> int:
+    number = operator.index(value)
+    if not 0 <= number < 2**64:
+        raise IndexError(f"{number} is out of range; steps and ids are 0 to 2^64 - 1")
+    return number
+
+
+class Dataset:
+    """The streams of a mount, under one spec.
+
+    ``ds["images"]`` is a :class:`Stream`, ``ds.batch(17)["images"]`` the batch of step 17,
+    ``len(ds)`` the number of records. It pickles, and is as good in a child made by ``fork``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        writable: bool = True,
+        _spec: str | None = None,
+    ) -> None:
+        self.path = Path(path)
+        """The folder that the dataset is mounted on."""
+        self.writable = writable
+        config = self.path / ".batchfs" / "config.json"
+        try:
+            self.config: dict[str, Any] = json.loads(config.read_bytes())
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                errno.ENOENT, "no batchfs mount is there; `batchfs mount` makes one", str(path)
+            ) from None
+        except OSError as e:
+            raise self._explain(e, "") from None
+        self._view = _spec
+        self.spec: str = _spec or self.config["spec"]
+        """The order, in its canonical spelling."""
+        # The mount's own spec may be of a kind that only the daemon knows.
+        given = _native.parse_spec(_spec)[0] if _spec else self.config["local_batch"]
+        self.local_batch: int = given
+        """Records in a batch of this rank."""
+        self._root = self.path / "view" / _spec if _spec else self.path
+        self._streams = {name: Stream(self, name) for name in self.config["streams"]}
+
+    @property
+    def streams(self) -> Mapping[str, Stream]:
+        """The streams by name."""
+        return dict(self._streams)
+
+    @property
+    def steps_per_cycle(self) -> int:
+        """Steps that have every record, or for ``remainder=drop`` nearly every one, once."""
+        if self._view is None:
+            return self.config["steps_per_cycle"]
+        fields = dict(part.split("=") for part in self.spec.split(","))
+        batch = int(fields["batch"])
+        exact = fields["mode"] != "sequential" and fields.get("remainder") != "carry"
+        return max(1, len(self) // batch if exact else -(-len(self) // batch))
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step: from streams to tensors, each mapped when it is asked for."""
+        return Batch(self, _number(step))
+
+    def index(self, step: int) -> np.ndarray:
+        """The record ids of a step, uint64."""
+        path = self._root / "index" / str(_number(step))
+        shape = [self.local_batch]
+        return self._map(_native.map_dense, path, "uint64", shape, self.writable).numpy()
+
+    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
+        """The batches of the steps from ``start`` on, without end if there is no ``stop``."""
+        step = _number(start)
+        while stop is None or step < stop:
+            yield self.batch(step)
+            step += 1
+
+    def view(self, spec: str | None = None, **keys: Any) -> Dataset:
+        """The same records under another spec, as keys (``batch=64, rank=3, world=8``) or as text.
+
+        Keys that are left out have the product's defaults, not those of the mount.
+        Raises ``ValueError`` for what is no spec, ``OSError`` if it does not fit the data.
+        """
+        text = spec if spec is not None else ",".join(f"{k}={v}" for k, v in keys.items())
+        if spec is not None and keys:
+            raise TypeError("view takes a spec as text or as keys, not both")
+        _, canonical = _native.parse_spec(text)
+        made = Dataset(self.path, writable=self.writable, _spec=canonical)
+        try:
+            os.stat(made._root)
+        except OSError as e:
+            raise self._explain(e, f"view/{canonical}") from None
+        return made
+
+    def _map(self, how: Any, path: Path, *args: Any) -> Any:
+        try:
+            return how(path, *args)
+        except OSError as e:
+            raise self._explain(e, str(path.relative_to(self.path))) from None
+
+    def _explain(self, error: OSError, item: str) -> OSError:
+        """The error with the mount's own reason."""
+        if error.errno == errno.ENOTCONN:
+            why = "the daemon of this mount is gone; mount it again"
+        else:
+            why = error.strerror or str(error)
+            reason = self._reason(item)
+            why = f"{why}: {reason}" if reason else why
+        return type(error)(error.errno, why, error.filename)
+
+    def _reason(self, item: str) -> str | None:
+        try:
+            lines = (self.path / ".batchfs" / "errors").read_text().splitlines()
+        except (OSError, UnicodeDecodeError):
+            return None
+        found = (line for line in reversed(lines) if item and f"{item}:" in line)
+        line = next(found, None)
+        return line and line.split(" ", 1)[-1]
+
+    def __getitem__(self, name: str) -> Stream:
+        try:
+            return self._streams[name]
+        except KeyError:
+            there = ", ".join(self._streams)
+            raise KeyError(f"there is no stream {name!r}; there are {there}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._streams
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._streams)
+
+    def __len__(self) -> int:
+        return self.config["records"]
+
+    def __reduce__(self) -> tuple:
+        return _opened, (os.path.abspath(self.path), self.writable, self._view)
+
+    def __repr__(self) -> str:
+        names = ", ".join(self._streams)
+        return f"<Dataset {self.path}: {names}; {len(self)} records, {self.spec}>"
+
+
+def _opened(path: str, writable: bool, spec: str | None) -> Dataset:
+    return Dataset(path, writable=writable, _spec=spec)
+
+
+class Batch(Mapping):
+    """The batch of a step, by stream."""
+
+    def __init__(self, dataset: Dataset, step: int) -> None:
+        self._dataset = dataset
+        self.step = step
+        """The step."""
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The record ids, uint64."""
+        return self._dataset.index(self.step)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._dataset[name].batch[self.step]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dataset)
+
+    def __len__(self) -> int:
+        return len(self._dataset.streams)
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.step} of {self._dataset!r}>"
+
+
+class _Files:
+    """Batches by step or records by id."""
+
+    def __init__(self, read: Any) -> None:
+        self._read = read
+
+    def __getitem__(self, number: int) -> Any:
+        return self._read(_number(number))
+
+
+class Stream:
+    """A stream of a mount.
+
+    ``stream.batch[17]`` is the batch of step 17: a ``DLTensor`` ``(B, *item_shape)``, or a
+    ``RaggedBatch``. ``stream.record[5]`` is record 5. Both are mappings of files, without a copy.
+    """
+
+    def __init__(self, dataset: Dataset, name: str) -> None:
+        self._dataset = dataset
+        self.name = name
+        """Its name."""
+        self._root = dataset._root / name
+        self._loaded: dict[str, Any] | None = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What ``schema.json`` says."""
+        if self._loaded is None:
+            path = self._dataset.path / self.name / "schema.json"
+            try:
+                self._loaded = json.loads(path.read_bytes())
+            except OSError as e:
+                raise self._dataset._explain(e, self.name) from None
+        return self._loaded
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the elements, one of ``batchfs.dtypes``."""
+        return dtypes._BY_NAME[self.schema["dtype"]]
+
+    @property
+    def ragged(self) -> bool:
+        """Whether every record has a shape of its own."""
+        return self.schema["layout"] == "ragged"
+
+    @property
+    def item_shape(self) -> tuple[int, ...] | None:
+        """The shape of dense records."""
+        return None if self.ragged else tuple(self.schema["item_shape"])
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of a record."""
+        shape = self.item_shape
+        return self.schema["ndim"] if shape is None else len(shape)
+
+    @property
+    def batch(self) -> _Files:
+        """Batches by step."""
+        return _Files(self._batch)
+
+    @property
+    def record(self) -> _Files:
+        """Records by id."""
+        return _Files(self._record)
+
+    def _batch(self, step: int) -> Any:
+        ds, name = self._dataset, self.schema["dtype"]
+        path = self._root / "batch" / str(step)
+        shape = self.item_shape
+        if shape is not None:
+            whole = [ds.local_batch, *shape]
+            return ds._map(_native.map_dense, path, name, whole, ds.writable)
+        args = (name, ds.local_batch, self.ndim, ds.writable)
+        return RaggedBatch(*ds._map(_native.map_ragged, path, *args))
+
+    def _record(self, number: int) -> Any:
+        ds, name = self._dataset, self.schema["dtype"]
+        if number >= len(ds):
+            raise IndexError(
+                f"{self._root}: record {number} is out of range; there are {len(ds)} records"
+            )
+        path = ds.path / self.name / "record" / str(number)
+        shape = self.item_shape
+        if shape is None:
+            shape = self._ragged_shape(path)
+        if 0 in shape:
+            empty = np.empty(shape, self.dtype)
+            return _native.as_tensor(empty)
+        return ds._map(_native.map_dense, path, name, list(shape), ds.writable)
+
+    def _ragged_shape(self, path: Path) -> tuple[int, ...]:
+        try:
+            if self.ndim == 1:
+                return (os.stat(path).st_size // self.dtype.itemsize,)
+            # Of several axes, the shape is in the faces that have a header.
+            with path.with_suffix(".safetensors").open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                return tuple(json.loads(file.read(length))["data"]["shape"])
+        except OSError as e:
+            raise self._dataset._explain(e, f"{self.name}/record/{path.name}") from None
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name} of {self._dataset!r}>"

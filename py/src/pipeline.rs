@@ -1,0 +1,389 @@
+//! What a `Loader` runs: sampled batches from all streams, in the background or at once.
+//!
+//! A batch is a ticket. Tickets are taken in the order of the draws, one at a time, and only while
+//! fewer than `workers + prefetch` of them are undelivered: that bounds the batches that are alive.
+//! They are gathered side by side, and delivered in their order unless that is not wanted.
+//!
+//! Lock order: plan, then the interpreter, then state. Nobody waits for `plan` or `large` with the
+//! interpreter.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::draw::{Drawer, Drawn};
+use crate::shards::{Readers, Shard};
+use crate::sys::generation;
+
+/// How often a consumer that waits looks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A batch of this many bytes is large.
+const LARGE: u64 = 4 << 20;
+
+enum Outcome {
+    /// Gathered, not yet Python's.
+    Shards(Vec<Shard>),
+    /// What the transform made of it.
+    Made(Py<PyAny>),
+    Failed(PyErr),
+}
+
+struct State {
+    /// Changes when the position is set: what was under way then is thrown away.
+    run: u64,
+    taken: u64,
+    delivered: u64,
+    /// Batches delivered in earlier lives, by a loaded state.
+    before: u64,
+    /// The sampler's step after the last delivered one, where it has steps.
+    step: Option<u64>,
+    ready: BTreeMap<u64, (Outcome, Option<u64>)>,
+    /// The ticket for which the sampler had nothing more.
+    end: Option<u64>,
+    paused: bool,
+    stopped: bool,
+}
+
+enum Popped {
+    Batch(Outcome),
+    NotYet,
+    End,
+}
+
+/// The threads' work and the consumer's side of a `Loader`.
+#[pyclass(frozen, module = "batchfs._native")]
+pub struct Pipeline {
+    readers: Readers,
+    drawer: Drawer,
+    transform: Option<Py<PyAny>>,
+    workers: usize,
+    window: u64,
+    ordered: bool,
+    born: u64,
+    plan: Mutex<()>,
+    /// Held while a large batch is gathered.
+    large: Mutex<()>,
+    state: Mutex<State>,
+    /// Signalled when there may be room for another ticket.
+    room: Condvar,
+    /// Signalled when something is ready, or nothing more comes.
+    filled: Condvar,
+}
+
+impl Pipeline {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whole at each point where something could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn plan(&self) -> MutexGuard<'_, ()> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In a child made by `fork` the threads do not exist, and locks may be held for ever.
+    fn check_fork(&self) -> PyResult<()> {
+        if self.born != generation() && self.workers > 0 {
+            return Err(PyRuntimeError::new_err(
+                "this Loader was made before a fork and its threads are in the parent; make a Loader in this process, or use workers=0",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The next ticket, its run and what the sampler says; `None` at the end of all.
+    fn draw(&self) -> Option<(u64, u64, PyResult<Drawn>)> {
+        loop {
+            let plan = self.plan();
+            let mut state = self.state();
+            while !state.stopped
+                && !state.paused
+                && (state.end.is_some() || state.taken - state.delivered >= self.window)
+            {
+                if self.workers == 0 {
+                    return None;
+                }
+                state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.stopped {
+                return None;
+            }
+            if state.paused {
+                // Whoever sets the position needs the plan.
+                drop(plan);
+                let wait = |s: &mut State| s.paused && !s.stopped;
+                let woken = self.room.wait_while(state, wait);
+                drop(woken.unwrap_or_else(PoisonError::into_inner));
+                continue;
+            }
+            let (run, ticket) = (state.run, state.taken);
+            state.taken += 1;
+            drop(state);
+            let drawn = self.drawer.draw(&self.readers);
+            if let Err(e) = &drawn
+                && Python::attach(|py| e.is_instance_of::<PyStopIteration>(py))
+            {
+                let mut state = self.state();
+                state.end = Some(ticket);
+                drop(state);
+                self.filled.notify_all();
+                continue;
+            }
+            return Some((run, ticket, drawn));
+        }
+    }
+
+    /// Small batches are gathered side by side, by one thread each. Large ones come one at a time, by
+    /// all threads: several at once would wait for the same memory, and take up more of it.
+    fn gather(&self, ids: &[u64]) -> PyResult<Vec<Shard>> {
+        let bytes = self.readers.record_bytes().saturating_mul(ids.len() as u64);
+        if bytes < LARGE {
+            return self.readers.gather(ids, self.workers == 0);
+        }
+        let _one = self.large.lock().unwrap_or_else(PoisonError::into_inner);
+        self.readers.gather(ids, true)
+    }
+
+    fn make(&self, ids: &[u64]) -> PyResult<Outcome> {
+        let shards = self.gather(ids)?;
+        let Some(transform) = &self.transform else { return Ok(Outcome::Shards(shards)) };
+        Python::attach(|py| {
+            let list = self.readers.list(py, shards)?;
+            transform.call1(py, (list,)).map(Outcome::Made)
+        })
+    }
+
+    fn made(&self, drawn: PyResult<Drawn>) -> (Outcome, Option<u64>) {
+        let drawn = match drawn {
+            Ok(drawn) => drawn,
+            Err(e) => return (Outcome::Failed(e), None),
+        };
+        // A consumer must not wait for a thread that is gone.
+        let made = catch_unwind(AssertUnwindSafe(|| self.make(&drawn.ids)));
+        let outcome = match made {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(e)) => Outcome::Failed(e),
+            Err(_) => Outcome::Failed(PyRuntimeError::new_err(
+                "batchfs itself failed; please report this",
+            )),
+        };
+        (outcome, drawn.step)
+    }
+
+    fn run(&self) {
+        while let Some((run, ticket, drawn)) = self.draw() {
+            let made = self.made(drawn);
+            let mut state = self.state();
+            let mut late = None;
+            if state.run == run && !state.stopped {
+                state.ready.insert(ticket, made);
+            } else {
+                late = Some(made);
+            }
+            drop(state);
+            drop(late);
+            self.filled.notify_all();
+        }
+    }
+
+    fn pop(&self) -> Popped {
+        let mut state = self.state();
+        let next = |s: &State| {
+            let first = s.ready.first_key_value().map(|(ticket, _)| *ticket);
+            first.filter(|ticket| !self.ordered || *ticket == s.delivered)
+        };
+        let over = |s: &State| s.stopped || s.end == Some(s.delivered);
+        if next(&state).is_none() && !over(&state) {
+            let waits = |s: &mut State| next(s).is_none() && !over(s);
+            let woken = self.filled.wait_timeout_while(state, LOOK, waits);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if state.stopped {
+            return Popped::End;
+        }
+        let Some(ticket) = next(&state) else {
+            return if over(&state) { Popped::End } else { Popped::NotYet };
+        };
+        let Some((outcome, step)) = state.ready.remove(&ticket) else { return Popped::NotYet };
+        state.deliver(step);
+        drop(state);
+        self.room.notify_all();
+        Popped::Batch(outcome)
+    }
+
+    fn told(&self, py: Python<'_>, outcome: Outcome) -> PyResult<Py<PyAny>> {
+        match outcome {
+            Outcome::Shards(shards) => Ok(self.readers.list(py, shards)?.unbind().into_any()),
+            Outcome::Made(made) => Ok(made),
+            Outcome::Failed(e) => Err(e),
+        }
+    }
+
+    /// Without threads: the whole of it, here.
+    fn now(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let made = py.detach(|| {
+            let (_, _, drawn) = self.draw()?;
+            let (outcome, step) = self.made(drawn);
+            self.state().deliver(step);
+            Some(outcome)
+        });
+        made.map(|outcome| self.told(py, outcome)).transpose()
+    }
+}
+
+impl State {
+    fn deliver(&mut self, step: Option<u64>) {
+        self.delivered += 1;
+        self.step =
+            step.map(|step| step.saturating_add(1)).or(self.step.map(|s| s.saturating_add(1)));
+    }
+}
+
+#[pymethods]
+impl Pipeline {
+    #[new]
+    #[pyo3(signature = (streams, sampler, *, workers, prefetch, transform, ordered))]
+    fn new(
+        streams: &Bound<'_, PyDict>,
+        sampler: &Bound<'_, PyAny>,
+        workers: usize,
+        prefetch: u64,
+        transform: Option<Py<PyAny>>,
+        ordered: bool,
+    ) -> PyResult<Pipeline> {
+        let readers = Readers::new(streams)?;
+        let drawer = Drawer::new(sampler)?;
+        if let Some(records) = drawer.records()
+            && records != readers.records()
+        {
+            return Err(PyValueError::new_err(format!(
+                "the sampler draws from {records} records, but the streams have {}",
+                readers.records()
+            )));
+        }
+        let state = State {
+            run: 0,
+            taken: 0,
+            delivered: 0,
+            before: 0,
+            step: drawer.step(),
+            ready: BTreeMap::new(),
+            end: None,
+            paused: false,
+            stopped: false,
+        };
+        Ok(Pipeline {
+            readers,
+            drawer,
+            transform,
+            workers,
+            window: if workers == 0 { u64::MAX } else { prefetch.saturating_add(workers as u64) },
+            ordered,
+            born: generation(),
+            plan: Mutex::new(()),
+            large: Mutex::new(()),
+            state: Mutex::new(state),
+            room: Condvar::new(),
+            filled: Condvar::new(),
+        })
+    }
+
+    /// Views at each position.
+    #[getter]
+    fn shard_count(&self) -> usize {
+        self.readers.shards()
+    }
+
+    /// Makes batches until the end of all: what each thread does.
+    fn work(&self, py: Python<'_>) {
+        py.detach(|| self.run());
+    }
+
+    /// The next batch; `None` at the end.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.check_fork()?;
+        if self.workers == 0 {
+            return self.now(py);
+        }
+        loop {
+            match py.detach(|| self.pop()) {
+                Popped::Batch(outcome) => return self.told(py, outcome).map(Some),
+                Popped::End => return Ok(None),
+                Popped::NotYet => py.check_signals()?,
+            }
+        }
+    }
+
+    /// Ends the threads' work, whatever they are at. Nothing is delivered any more.
+    fn stop(&self, py: Python<'_>) {
+        if self.born != generation() && self.workers > 0 {
+            return;
+        }
+        let left = py.detach(|| {
+            let mut state = self.state();
+            state.stopped = true;
+            let left = std::mem::take(&mut state.ready);
+            drop(state);
+            self.room.notify_all();
+            self.filled.notify_all();
+            left
+        });
+        drop(left);
+    }
+
+    /// Batches delivered, and the sampler's next step if it has any.
+    fn position(&self, py: Python<'_>) -> PyResult<(u64, Option<u64>)> {
+        self.check_fork()?;
+        if !self.ordered && self.workers > 1 {
+            return Err(PyRuntimeError::new_err(
+                "with ordered=False and several workers there is no position to go on from; use ordered=True",
+            ));
+        }
+        Ok(py.detach(|| {
+            let state = self.state();
+            (state.before + state.delivered, state.step)
+        }))
+    }
+
+    /// Goes on from a position. What was made ahead is thrown away.
+    fn set_position(&self, py: Python<'_>, delivered: u64, step: Option<u64>) -> PyResult<()> {
+        self.check_fork()?;
+        let target = step.unwrap_or(delivered);
+        let left = py.detach(|| {
+            self.state().paused = true;
+            self.room.notify_all();
+            let plan = self.plan();
+            let sought = self.drawer.seek(target);
+            let mut state = self.state();
+            state.paused = false;
+            let mut left = BTreeMap::new();
+            if sought.is_ok() {
+                left = std::mem::take(&mut state.ready);
+                state.run += 1;
+                (state.taken, state.delivered, state.before) = (0, 0, delivered);
+                (state.step, state.end) = (self.drawer.step(), None);
+            }
+            drop(state);
+            drop(plan);
+            self.room.notify_all();
+            self.filled.notify_all();
+            sought.map(|()| left)
+        });
+        drop(left?);
+        Ok(())
+    }
+
+    /// Batches that are made or being made and not delivered.
+    #[getter]
+    fn undelivered(&self, py: Python<'_>) -> u64 {
+        py.detach(|| {
+            let state = self.state();
+            state.taken - state.delivered
+        })
+    }
+}

@@ -1,0 +1,14 @@
+//! The crate's `unsafe` code: memory that is shared with Python, DLPack's C structures, and `fork`.
+#![allow(unsafe_code)]
+
+mod array;
+mod capsule;
+mod dlpack;
+mod fork;
+mod memory;
+
+pub use array::{indices, indices_mut, of_array};
+pub use capsule::{export, import};
+pub use dlpack::Device;
+pub use fork::{generation, pool, watch_forks};
+pub use memory::{Memory, of_block, of_file};
