@@ -223,16 +223,24 @@ package_venv() {
     "$1/bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps "$wheel"
 }
 
-# The package with all its consumers, on the newest Python; the rest of them, with the NumPy of their
-# time, run what needs no consumer.
+# The package on the oldest and the newest Python there is; with --full on all of them, and on the
+# newest with all its consumers: PyTorch alone is 5 GB.
 python_package() {
     local found program minor
     mapfile -t found < <(pythons)
-    local newest=${found[-1]}
-    package_venv "$target/venv-py" "$newest" py/tests/requirements.txt
-    "$target/venv-py/bin/python" -m pytest py/tests "${full_option[@]}"
+    local newest=${found[-1]} oldest=${found[0]}
+    if $full; then
+        package_venv "$target/venv-py" "$newest" py/tests/requirements.txt
+        "$target/venv-py/bin/python" -m pytest py/tests --full
+    else
+        skipped+=("the package with PyTorch, JAX, loaderx and others (--full)")
+    fi
     for program in "${found[@]}"; do
-        [[ $program != "$newest" ]] || continue
+        if $full; then
+            [[ $program != "$newest" ]] || continue
+        else
+            [[ $program == "$newest" || $program == "$oldest" ]] || continue
+        fi
         minor=$("$program" -c 'import sys; print("3.%d" % sys.version_info[1])')
         package_venv "$target/venv-py$minor" "$program" py/tests/requirements-light.txt
         "$target/venv-py$minor/bin/python" --version
@@ -251,11 +259,9 @@ cargo_test=(cargo test --workspace --locked --profile ci)
 pytest=(-m pytest tests/e2e)
 if $full; then
     ignored=(-- --include-ignored)
-    full_option=(--full)
     pytest+=(--full)
 else
     ignored=()
-    full_option=()
     skipped+=("long tests (--full)")
 fi
 
