@@ -32,9 +32,7 @@ pub use gather::gather_records;
 pub use layout::{Array, Fill, Layout};
 pub use metrics::Metrics;
 pub use order::ViewSpec;
-pub use tokens::{
-    Provenance, StateError, StepPart, TokenFigures, TokenRows, TokenState, Tokens,
-};
+pub use tokens::{Provenance, StateError, StepPart, TokenFigures, TokenRows, TokenState, Tokens};
 
 pub use batchfs_sampler::lanes::LaneSpec;
 pub use batchfs_sampler::{Spec, SpecError};

@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
-use batchfs_batch::{
-    Dataset, Error, LaneSpec, StateError, TokenRows, TokenState, Tokens, View,
-};
+use batchfs_batch::{Dataset, Error, LaneSpec, StateError, TokenRows, TokenState, Tokens, View};
 use batchfs_store::{
     DType, Error as Store, GroupCounts, GroupPlace, Result, TokenGroup, TokenSource,
 };
@@ -265,7 +263,11 @@ fn states_are_of_one_run_whatever_the_ranks() {
     for cut in 0..bytes.len() {
         assert!(TokenState::from_bytes(&bytes[..cut]).is_err(), "cut to {cut}");
     }
-    for bad in [format!("{text} "), text.replacen("step=", "step=0", 1), text.replace("lanes=4", "lanes=0")] {
+    for bad in [
+        format!("{text} "),
+        text.replacen("step=", "step=0", 1),
+        text.replace("lanes=4", "lanes=0"),
+    ] {
         assert!(matches!(TokenState::from_bytes(bad.as_bytes()), Err(StateError::Malformed(_))));
     }
 }
