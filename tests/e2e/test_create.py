@@ -161,6 +161,10 @@ def commands(box, store: Path) -> dict[str, list]:
         "ids": ["ids", store, "--spec", "batch=1797", "--step", "0"],
         "doctor": ["doctor"],
         "demo": ["demo"],
+        "ls": ["ls", store, "digits/record"],
+        "cat": ["cat", store, "digits/batch/0"],
+        "man": ["man"],
+        "completions": ["completions", "zsh"],
     }
 
 

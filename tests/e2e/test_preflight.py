@@ -266,7 +266,7 @@ def test_the_terminal_is_let_go(box, source):
 
 def test_help_is_there_for_every_command(box):
     top = box.run("--help").stdout
-    commands = ["create", "info", "verify", "ids", "mount", "umount", "doctor", "demo"]
+    commands = ["create", "info", "verify", "ids", "ls", "cat", "mount", "umount", "doctor", "demo"]
     for command in commands:
         assert f"\n  {command} " in top
         text = box.run(command, "--help").stdout

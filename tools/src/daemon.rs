@@ -1,9 +1,10 @@
 //! How a mount goes to the background, and what it keeps of whoever started it: nothing.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Command, ExitCode, Stdio};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 use nix::sys::prctl::set_pdeathsig;
@@ -15,19 +16,26 @@ use crate::sys::Inherited;
 /// What the daemon says on its standard output, in front of all else, when the mount answers.
 const READY: &[u8] = b"ready\n";
 
-/// Starts this program again as the daemon and waits until the mount answers.
+/// How a start ended.
+pub enum Start {
+    /// The mount answers; this is what the daemon says of it.
+    Answers(String),
+    /// There is no mount, and the daemon has said why. The code to exit with.
+    Failed(u8),
+}
+
+/// Starts this program again as the daemon, with these arguments of `batchfs mount`, and waits until the
+/// mount answers.
 ///
 /// A new program rather than a fork: nothing is inherited half-made.
-pub fn start() -> anyhow::Result<ExitCode> {
-    let mut args = std::env::args_os();
-    let name = args.next();
-    let program = std::env::current_exe()
-        .ok()
-        .or(name.map(Into::into))
-        .context("cannot find this program's file")?;
+pub fn start(args: &[OsString]) -> anyhow::Result<Start> {
+    let program = std::env::current_exe().context("cannot find this program's file")?;
     let mut daemon = Command::new(program)
+        // Its file may have another name, under which it is the helper of mount(8).
+        .arg0("batchfs")
+        // In front, since a `--` may follow.
+        .args(["mount", "--daemon"])
         .args(args)
-        .arg("--daemon")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -37,14 +45,7 @@ pub fn start() -> anyhow::Result<ExitCode> {
         stdout.read_to_end(&mut said).context("cannot hear the daemon")?;
     }
     if let Some(line) = said.strip_prefix(READY) {
-        // The mount is there, whether this can be said or not.
-        let mut out = say::out();
-        if let Err(e) = out.write_all(line).and_then(|()| out.flush())
-            && e.kind() != std::io::ErrorKind::BrokenPipe
-        {
-            say::note(format_args!("{}, but {e}", String::from_utf8_lossy(line.trim_ascii())));
-        }
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Start::Answers(String::from_utf8_lossy(line).trim_end().to_owned()));
     }
     let status = daemon.wait()?;
     if let Some(signal) = status.signal() {
@@ -54,7 +55,17 @@ pub fn start() -> anyhow::Result<ExitCode> {
     }
     // Otherwise it has said why on standard error, which it shares with us.
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
-    Ok(ExitCode::from(code.max(1)))
+    Ok(Start::Failed(code.max(1)))
+}
+
+/// Says a line about a mount that is there, whether this can be said or not.
+pub fn tell(line: &str) {
+    let mut out = say::out();
+    if let Err(e) = writeln!(out, "{line}").and_then(|()| out.flush())
+        && e.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        say::note(format_args!("{line}, but {e}"));
+    }
 }
 
 /// What a daemon has of its caller until its mount answers.

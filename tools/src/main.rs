@@ -7,6 +7,7 @@ mod commands;
 mod daemon;
 mod demo;
 mod doctor;
+mod helper;
 mod parents;
 mod progress;
 mod say;
@@ -22,6 +23,9 @@ use clap::Parser as _;
 const CLOSED_PIPE: u8 = 128 + 13;
 
 fn main() -> ExitCode {
+    if helper::is_called() {
+        return helper::main();
+    }
     let result = match args::Args::parse().command {
         Command::Create(args) => commands::create::run(&args),
         Command::Export(args) => commands::export::run(&args),
@@ -31,10 +35,14 @@ fn main() -> ExitCode {
         Command::Plan(args) => commands::index::plan(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Ids(args) => commands::ids::run(&args),
+        Command::Ls(args) => commands::ls::run(&args),
+        Command::Cat(args) => commands::cat::run(&args),
         Command::Mount(args) => commands::mount::run(&args),
         Command::Umount(args) => commands::umount::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Completions(args) => commands::completions::run(&args),
+        Command::Man(args) => commands::man::run(&args),
     };
     match result {
         Ok(code) => code,

@@ -142,8 +142,10 @@ pub(crate) fn config(tree: &Tree) -> String {
     let (delivery, why) = match tree.delivery.get() {
         Some(Delivery::Passthrough) => ("passthrough", None),
         Some(Delivery::Cached { why }) => ("cached", Some(why.as_str())),
-        None => ("unknown", None),
+        None => ("none", Some("not mounted")),
     };
+    // What only a mount has.
+    let mounted = tree.delivery.get().is_some();
     let out = json!({
         "format": "batchfs-mount",
         "version": 1,
@@ -156,9 +158,9 @@ pub(crate) fn config(tree: &Tree) -> String {
         "steps_per_cycle": view.steps_per_cycle(),
         "delivery": delivery,
         "delivery_reason": why,
-        "memory_limit": arena.limit(),
-        "memory_backing": arena.backing().name(),
-        "pid": std::process::id(),
+        "memory_limit": mounted.then(|| arena.limit()),
+        "memory_backing": mounted.then(|| arena.backing().name()),
+        "pid": mounted.then(std::process::id),
     });
     format!("{out:#}\n")
 }

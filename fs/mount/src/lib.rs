@@ -16,8 +16,10 @@ mod preflight;
 mod session;
 mod tree;
 mod unmount;
+mod unmounted;
 mod views;
 
 pub use preflight::{Refusal, SUBTYPE, clear_dead, find_helper, is_ours, resolve};
 pub use session::{Delivery, Ended, MountError, Mounted, Options, Prepared, Stopper, prepare};
 pub use unmount::{UnmountError, unmount};
+pub use unmounted::{Contents, NameError, Unmounted};

@@ -280,7 +280,8 @@ pub(crate) fn rights(allow_other: bool) -> Result<(), Refusal> {
 
 /// The helper that mounts and unmounts for users.
 pub fn find_helper() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
+    // mount(8) takes it away from the helpers that it runs for users.
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
     std::env::split_paths(&path)
         .flat_map(|dir| ["fusermount3", "fusermount"].map(|name| dir.join(name)))
         .find(|file| file.is_file())

@@ -223,7 +223,7 @@ impl Tree {
 
     /// How many numbered entries a listing of `folder` shows, and what they are: one cycle's
     /// steps, or all records. Any other step may be opened all the same.
-    fn numbered(&self, folder: Node) -> Option<(u64, Item, Face)> {
+    pub(crate) fn numbered(&self, folder: Node) -> Option<(u64, Item, Face)> {
         let view = self.views.get(folder.view())?;
         let steps = view.steps_per_cycle();
         match folder {

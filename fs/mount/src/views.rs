@@ -179,7 +179,6 @@ impl Views {
 mod tests {
     use batchfs_batch::{Dataset, NamedStream, Options, Spec};
     use batchfs_region::{Arena, Config};
-    use batchfs_sampler::Spec;
     use batchfs_store::{DType, OpenOptions, Schema, Store, StoreWriter, WriteOptions};
 
     use super::*;

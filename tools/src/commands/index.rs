@@ -9,14 +9,14 @@ use bytesize::ByteSize;
 use serde_json::json;
 
 use super::tokens;
-use crate::args::{Index, Order, Plan};
+use crate::args::{AnySpec, Index, Plan};
 use crate::say;
 
 pub fn index(args: &Index) -> anyhow::Result<ExitCode> {
     let source = tokens::open(&args.source, &args.tokens)?;
     let sum = |of: fn(&batchfs_store::GroupCounts) -> u64| source.groups().iter().map(of).sum();
     let (total, documents): (u64, u64) = (sum(|g| g.tokens), sum(|g| g.documents));
-    let spec = args.spec.as_ref().map(Order::tokens).transpose()?;
+    let spec = args.spec.as_ref().map(AnySpec::tokens).transpose()?;
     let lanes = spec
         .map(|spec| Lanes::new(spec, source.groups().iter().map(|g| g.tokens).collect()))
         .transpose()
@@ -77,7 +77,7 @@ pub fn index(args: &Index) -> anyhow::Result<ExitCode> {
 
 /// What a step would read. Nothing but the index is read for it.
 pub fn plan(args: &Plan) -> anyhow::Result<ExitCode> {
-    let spec = args.spec.as_ref().map_or(Ok(Default::default()), Order::tokens)?;
+    let spec = args.spec.as_ref().map_or(Ok(Default::default()), AnySpec::tokens)?;
     let source = Arc::new(tokens::open(&args.source, &args.tokens)?);
     let budget = args.tokens.budget.map(|size| size.as_u64());
     let tokens =

@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -12,15 +13,23 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
 use super::{about, dataset, tokens};
-use crate::args::{Mount, Order, When};
-use crate::daemon::{self, Tether};
+use crate::args::{AnySpec, Mount, When};
+use crate::daemon::{self, Start, Tether};
 use crate::say;
 use crate::signals::Signals;
 use crate::sys::Inherited;
 
 pub fn run(args: &Mount) -> anyhow::Result<ExitCode> {
     if !args.foreground && !args.daemon {
-        return daemon::start();
+        // Behind the name of this command.
+        let again: Vec<OsString> = std::env::args_os().skip(2).collect();
+        return Ok(match daemon::start(&again)? {
+            Start::Answers(line) => {
+                daemon::tell(&line);
+                ExitCode::SUCCESS
+            }
+            Start::Failed(code) => ExitCode::from(code),
+        });
     }
     let inherited = Inherited::find();
     let signals = Signals::watch()?;
@@ -35,6 +44,7 @@ pub fn run(args: &Mount) -> anyhow::Result<ExitCode> {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
+    clear_dead(args)?;
     let prepared = prepare(args)?;
     signals.mounting();
     let mounted = prepared.attach()?;
@@ -67,8 +77,8 @@ pub fn run(args: &Mount) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn prepare(args: &Mount) -> anyhow::Result<Prepared> {
-    // Before anything is opened: the path to the source may lead through the dead mount.
+/// To be called before anything is opened: the path to the source may lead through the dead mount.
+fn clear_dead(args: &Mount) -> anyhow::Result<()> {
     let cleared = batchfs_mount::clear_dead(&args.dir)?;
     if cleared > 0 {
         say::note(format_args!(
@@ -76,6 +86,11 @@ fn prepare(args: &Mount) -> anyhow::Result<Prepared> {
             args.dir.display()
         ));
     }
+    Ok(())
+}
+
+/// Everything but the mount itself.
+pub fn prepare(args: &Mount) -> anyhow::Result<Prepared> {
     let verify = match args.verify {
         When::First => Verify::First,
         When::Always => Verify::Always,
@@ -89,7 +104,7 @@ fn prepare(args: &Mount) -> anyhow::Result<Prepared> {
         let (data, spec) = tokens::dataset(&source, &args.tokens, order, args.threads)?;
         View::new(0, "", data, spec)
     } else {
-        let spec = args.spec.as_ref().map_or(Ok(Spec::default()), Order::records)?;
+        let spec = args.spec.as_ref().map_or(Ok(Spec::default()), AnySpec::records)?;
         View::new(0, "", dataset(&source, verify, &args.types)?, spec)
     };
     let view = view.map_err(|e| about(&source, e))?;

@@ -8,7 +8,7 @@ use batchfs_batch::{Dataset, Tokens};
 use batchfs_parquet::{Options, ParquetTokens, is_parquet};
 use batchfs_sampler::lanes::LaneSpec;
 
-use crate::args::{Order, TokenArgs};
+use crate::args::{AnySpec, TokenArgs};
 
 /// Whether `source` is one of tokens.
 ///
@@ -49,10 +49,10 @@ pub fn open(source: &Path, args: &TokenArgs) -> anyhow::Result<ParquetTokens> {
 pub fn dataset(
     source: &Path,
     args: &TokenArgs,
-    order: Option<&Order>,
+    order: Option<&AnySpec>,
     threads: usize,
 ) -> anyhow::Result<(Arc<Dataset>, LaneSpec)> {
-    let spec = order.map_or(Ok(LaneSpec::default()), Order::tokens)?;
+    let spec = order.map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
     let parquet = Arc::new(open(source, args)?);
     let budget = args.budget.map(|size| size.as_u64());
     let tokens =

@@ -9,6 +9,7 @@ use batchfs_store::{OpenOptions as Open, train_dict};
 use bytesize::ByteSize;
 
 use crate::args::TrainDict;
+use crate::parents::Parents;
 use crate::say;
 
 pub fn run(args: &TrainDict) -> anyhow::Result<ExitCode> {
@@ -20,6 +21,8 @@ pub fn run(args: &TrainDict) -> anyhow::Result<ExitCode> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
+    let parents = Parents::of(&args.output)
+        .with_context(|| format!("{shown}: the folders that it is in cannot be made"))?;
     // Whole or not there: it gets its name when its bytes are on the disk.
     tempfile::Builder::new()
         .permissions(Permissions::from_mode(0o666))
@@ -30,6 +33,7 @@ pub fn run(args: &TrainDict) -> anyhow::Result<ExitCode> {
             Ok(file.persist_noclobber(&args.output)?)
         })
         .with_context(|| format!("{shown}: cannot be made"))?;
+    parents.keep();
     if let Some(warning) = trained.warning() {
         say::note(warning);
     }

@@ -1,7 +1,9 @@
-//! `batchfs demo`: the main job, on real data that is embedded here.
+//! `batchfs demo`: the main job, on real data that is embedded here: digits, and for records of
+//! different lengths the guide.
 
 mod draw;
 mod read;
+mod text;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -39,7 +41,7 @@ pub fn run(args: &Demo) -> anyhow::Result<ExitCode> {
 
     writeln!(out, "\n2. Mounted, so that every batch is a file:\n")?;
     std::fs::create_dir(&mount)?;
-    let mounted = Mounted::new(&store, &mount, &mut out)?;
+    let mounted = Mounted::new(&store, &mount, SPEC, &mut out)?;
     tree(&mut out, &mount)?;
 
     let spec: Spec = SPEC.parse()?;
@@ -57,17 +59,46 @@ pub fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     let images = std::fs::read(mount.join("images/batch/0"))?;
     let labels = std::fs::read(mount.join("labels/batch/0"))?;
     draw::digits(&mut out, &images[..3 * PIXELS], &labels[..3])?;
+    let picture = mount.join("images/record/17.png");
+    let png = std::fs::read(&picture).with_context(|| picture.display().to_string())?;
+    ensure!(png.starts_with(b"\x89PNG"), "{}: is no picture", picture.display());
+    writeln!(
+        out,
+        "\n   images/record/17.png is one as a picture, images/record/17.txt as numbers."
+    )?;
 
-    writeln!(out, "\n5. Seen here, with these small batches ({} KiB):\n", 256 * PIXELS / 1024)?;
+    let (store, beside) = (folder.path().join("text"), folder.path().join("text-mnt"));
+    let count = text::build(&store)?;
+    writeln!(
+        out,
+        "\n5. Records of different lengths: the {count} paragraphs of this program's guide:\n"
+    )?;
+    std::fs::create_dir(&beside)?;
+    let mounted_text = Mounted::new(&store, &beside, text::SPEC, &mut out)?;
+    text::show(&mut out, &beside)?;
+
+    writeln!(
+        out,
+        "\n6. Seen here, with the small batches of digits ({} KiB):\n",
+        256 * PIXELS / 1024
+    )?;
     read::speed(&mut out, &mount, &sampler)?;
 
     if args.keep {
         mounted.keep();
+        mounted_text.keep();
         let folder = folder.keep();
-        writeln!(out, "\nLeft for you to look at: {}", mount.display())?;
+        writeln!(out, "\nLeft for you to look at: {} and {}", mount.display(), beside.display())?;
         writeln!(out, "  ls {0}/images/batch; cat {0}/images/batch/0.json", mount.display())?;
-        writeln!(out, "  batchfs umount {} && rm -r {}", mount.display(), folder.display())?;
+        writeln!(
+            out,
+            "  batchfs umount {} && batchfs umount {} && rm -r {}",
+            mount.display(),
+            beside.display(),
+            folder.display()
+        )?;
     } else {
+        mounted_text.end()?;
         mounted.end()?;
         writeln!(out, "\nUnmounted, and nothing is left. Next:\n")?;
         writeln!(
@@ -124,8 +155,13 @@ fn shell(
 struct Mounted(Option<PathBuf>);
 
 impl Mounted {
-    fn new(store: &Path, dir: &Path, out: &mut impl std::io::Write) -> anyhow::Result<Mounted> {
-        let args = [store.as_os_str(), dir.as_os_str(), "--spec".as_ref(), SPEC.as_ref()];
+    fn new(
+        store: &Path,
+        dir: &Path,
+        spec: &str,
+        out: &mut impl std::io::Write,
+    ) -> anyhow::Result<Mounted> {
+        let args = [store.as_os_str(), dir.as_os_str(), "--spec".as_ref(), spec.as_ref()];
         shell(out, "mount", &args)?;
         Ok(Mounted(Some(dir.to_owned())))
     }
