@@ -172,6 +172,21 @@ prepare() {
     else
         export BATCHFS_LOADERX_PYTHON=$target/loaderx-venv/bin/python
     fi
+    prepare_s3
+}
+
+# The tests of object storage run against a real server, with signed requests.
+prepare_s3() {
+    BATCHFS_S3_SERVER=$(command -v s3s-fs) || BATCHFS_S3_SERVER=$target/s3/bin/s3s-fs
+    if [[ ! -x $BATCHFS_S3_SERVER ]]; then
+        cargo install --quiet s3s-fs --version 0.14.1 --features binary --locked --debug \
+            --root "$target/s3" --target-dir "$target/s3/target" || {
+            skipped+=("what needs an S3 server: s3s-fs could not be installed")
+            return 0
+        }
+        rm -rf "$target/s3/target"
+    fi
+    export BATCHFS_S3_SERVER
 }
 
 # One build serves the unit tests and the mounts: the same profile, targets and features.

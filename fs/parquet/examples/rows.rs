@@ -36,6 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("first batch {:.3} s", start.elapsed().as_secs_f64());
     let at = Instant::now();
     rows.fill(10_000_000, &mut out)?;
+    println!("user {} sys {}", stat(&[11]) / 100.0, stat(&[12]) / 100.0);
     println!("a far one {:.3} s", at.elapsed().as_secs_f64());
     for epoch in 0..args[3].parse()? {
         let (at, used, faulted) = (Instant::now(), cpu(), faults());

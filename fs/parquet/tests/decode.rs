@@ -81,6 +81,22 @@ proptest! {
 }
 
 #[test]
+fn dictionaries_of_all_widths_are_read() {
+    for distinct in [1, 2, 3, 200, 256, 257, 5000, 70_000] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.parquet");
+        let tokens: Vec<i32> = (0..100_000).map(|i: i32| (i * 7919) % distinct - 5).collect();
+        let documents: Vec<_> =
+            tokens.chunks(1 + distinct as usize % 77).map(|d| Some(d.to_vec())).collect();
+        let properties = WriterProperties::builder().set_dictionary_page_size_limit(1 << 24);
+        write(&path, LIST, &[levels(&documents, 3, 1)], properties.build());
+        let read = open(&path, dir.path()).unwrap().read(0).unwrap();
+        assert_eq!(read.tokens, tokens, "{distinct}");
+        assert_eq!(read.lengths.len(), documents.len());
+    }
+}
+
+#[test]
 fn all_shapes_of_lists_are_known() {
     // Schema, level of an item, level of an empty list.
     let shapes = [
