@@ -116,6 +116,8 @@ missing_packages() {
     has node || echo nodejs
     has javac || echo default-jdk-headless
     has perl || echo perl
+    has man || echo man-db
+    has mandoc || echo mandoc
     [[ -n $(find_python) ]] || printf '%s\n' python3 python3-venv
 }
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import numpy as np
+import token_data
 
 SPEC = "batch=32,seed=1"
 NAMES = [
@@ -123,3 +124,23 @@ def test_bytes_do_not_go_to_a_terminal(box, data, arrays):
     code, shown, said = terminal(box, "cat", data, "images/record/3", "--force")
     # The terminal makes two bytes of each newline.
     assert code == 0 and shown == arrays["images"][3].tobytes().replace(b"\n", b"\r\n")
+
+
+def test_tokens(box):
+    docs = token_data.documents(4, 300)
+    assert [] in docs
+    token_data.by_pyarrow(box.path / "text/a.parquet", docs)
+    spec = "lanes=4,seq_len=32,window=3,seed=1"
+    names = ["batch/0", "batch/9.npy", "batch/3.safetensors", "batch/7.txt", "batch/2.json"]
+    names += [f"record/{docs.index([])}", "record/1", "record/1.txt", "schema.json"]
+    names = [f"tokens/{name}" for name in names] + [
+        "view/lanes=2,seq_len=16,window=2/tokens/batch/1"
+    ]
+    with box.mount(box.path / "text", spec=spec) as m:
+        for name in names:
+            found = box.run("cat", "text", name, "--spec", spec, text=False).stdout
+            assert found == m.read(name), name
+        listed = box.run("ls", "text", "tokens/batch", "--spec", spec).stdout.split()
+        assert listed == sorted(os.listdir(m / "tokens/batch"), key=int)
+    box.fails("cat", "text", "index/0", "--spec", spec, names=["index/0", "there are README.txt"])
+    box.fails("cat", "text", "tokens/batch/0", "--spec", "batch=2", names=["lanes, window"])

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import token_data
 from harness import mounts_under, need_fuse, needs_tool
 
-COMMANDS = ["create", "export", "train-dict", "info", "verify", "ids", "ls", "cat", "mount"]
-COMMANDS += ["umount", "doctor", "demo", "completions", "man"]
+COMMANDS = ["create", "export", "train-dict", "info", "index", "plan", "verify", "ids", "ls", "cat"]
+COMMANDS += ["mount", "umount", "doctor", "demo", "completions", "man"]
 
 
 def help_of(box, *command: str) -> str:
@@ -58,6 +61,14 @@ def world(box) -> Path:
     for name in ("images", "labels", "tokens"):
         run("create", f"train/{name}", "--from", f"{name}.npy")
     run("export", "train", "loaderx/train", "--format", "zrecord")
+    token_data.by_pyarrow(here / "fineweb/a.parquet", token_data.documents(1, 2000))
+    # What is in a bucket there is in a folder here; a step of it has a million tokens.
+    offsets = np.arange(0, 1_200_001, 600, np.int32)
+    values = np.arange(offsets[-1], dtype=np.int32) % 1000
+    column = pa.ListArray.from_arrays(offsets, values)
+    (here / "bucket/fineweb").mkdir(parents=True)
+    data = pa.table({"tokens": column, "input_ids": column})
+    pq.write_table(data, here / "bucket/fineweb/a.parquet", row_group_size=20)
     return here
 
 
@@ -73,12 +84,13 @@ def made_by(words: list[str]) -> list[str]:
 
 def run_example(box, world: Path, line: str, number: int) -> str:
     here = box.path / f"scratch-{number}"
-    shutil.copytree(world, here)
+    shutil.copytree(world, here, copy_function=os.link)
     at = box.folder(f"mnt-{number}")
     env = {"PATH": f"{box.program.parent}:{os.environ['PATH']}"}
     words = shlex.split(line)
     uses = "/mnt/ds" in line
     line = line.replace("/mnt/ds", str(at)).replace("python3", sys.executable)
+    line = line.replace("s3://bucket/", f"{here}/bucket/")
     made = made_by(words)
     for path in (here / name for name in made):
         shutil.rmtree(path, ignore_errors=True)

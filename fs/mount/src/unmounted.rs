@@ -107,24 +107,22 @@ impl Unmounted {
         match node {
             _ if node.is_dir() => Err(NameError::Folder { name: own() }),
             Node::Top(Top::Metrics | Top::Errors) => Err(NameError::OnlyMounted { name: own() }),
-            // An empty record of a ragged stream has no region.
-            Node::File(key @ Key { item: Item::Record(_), face: Face::Bare, .. })
-                if self.size(key)? == 0 =>
-            {
-                Ok(Contents::Text(String::new()))
-            }
             Node::File(key) if key.face != Face::Json => {
                 let start = |source| NameError::Start { name: own(), source };
-                let view =
-                    self.tree.views.get(key.view).ok_or_else(|| unknown(name, GONE.to_owned()))?;
-                // Half of it may be filled ahead, which is too little for another such file.
-                let mut room = Arena::charge(self.size(key)?);
-                if key.face.making() == Making::Rendered {
-                    // What it is made from, and itself.
-                    room = room.saturating_mul(2).saturating_add(HUGE_PAGE);
+                let view = self.tree.views.get(key.view);
+                let view = view.ok_or_else(|| unknown(name, GONE.to_owned()))?;
+                let room = room(&view, key).map_err(Arc::new)?;
+                // An empty record has no region.
+                let empty = Contents::Text(String::new());
+                if room == 0 {
+                    return Ok(empty);
                 }
                 let engine = engine(room, self.threads).map_err(start)?;
-                Ok(Contents::Batch(engine.wait(key, &view)?))
+                match engine.wait(key, &view) {
+                    Ok(batch) => Ok(Contents::Batch(batch)),
+                    Err(why) if matches!(*why, Error::Empty { .. }) => Ok(empty),
+                    Err(why) => Err(why.into()),
+                }
             }
             node => {
                 let text = self.tree.text(node).ok_or_else(|| unknown(name, GONE.to_owned()))?;
@@ -150,12 +148,6 @@ impl Unmounted {
         // The first two are the folder itself and the one that it is in.
         self.tree.list(folder, 2, |name, node, _| entry(name, node.is_dir()));
         Ok(())
-    }
-
-    /// The size of a file, or of what it is made from.
-    fn size(&self, key: Key) -> Result<u64, Arc<Error>> {
-        let view = self.tree.views.get(key.view);
-        Ok(view.map(|view| view.layout(key)).transpose()?.map_or(0, |layout| layout.size))
     }
 
     /// What the path `name` stands for.
@@ -207,6 +199,20 @@ impl Unmounted {
         };
         if name.is_empty() { format!("there are {what}") } else { format!("{name} has {what}") }
     }
+}
+
+/// Bytes that it takes to make a file, half of which may be filled ahead: too few for another one.
+fn room(view: &View, key: Key) -> Result<u64, Error> {
+    if matches!(key.item, Item::Record(_)) && view.rows().is_some() {
+        // How long a document is, is known when it was read.
+        return Ok(u64::MAX);
+    }
+    let room = Arena::charge(view.layout(key)?.size);
+    Ok(match key.face.making() {
+        // What it is made from, and itself.
+        Making::Rendered => room.saturating_mul(2).saturating_add(HUGE_PAGE),
+        _ => room,
+    })
 }
 
 fn unknown(name: &str, there: String) -> NameError {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use batchfs_sampler::Spec;
 use clap::Args as ClapArgs;
 
+use super::tokens::{AnySpec, TokenArgs, any_spec};
 use super::{Types, spec};
 
 /// Show what a store, a zrecord container, a .npy file or a folder of these holds.
@@ -68,7 +69,7 @@ Examples:
   batchfs ls train images/batch
   batchfs ls train view/batch=64,seed=7/index")]
 pub struct Ls {
-    /// A store, a zrecord container, a .npy file, or a folder of these
+    /// What can be mounted: a store, a zrecord container, a .npy file, a folder of these, or Parquet
     pub source: PathBuf,
     /// The folder, as a path from the mount's root
     #[arg(default_value = "", hide_default_value = true)]
@@ -87,9 +88,10 @@ Examples:
   batchfs cat train images/record/7.txt
   batchfs cat train images/batch/3.npy --spec batch=256,seed=42 > x.npy
   batchfs cat train all/batch/0.safetensors > step0.safetensors
-  batchfs cat train view/batch=8/images/batch/0.json index/5.txt")]
+  batchfs cat train view/batch=8/images/batch/0.json index/5.txt
+  batchfs cat fineweb/ tokens/batch/0.txt --spec lanes=8,seq_len=128")]
 pub struct Cat {
-    /// A store, a zrecord container, a .npy file, or a folder of these
+    /// What can be mounted: a store, a zrecord container, a .npy file, a folder of these, or Parquet
     pub source: PathBuf,
     /// The files, as paths from the mount's root; printed one after the other
     #[arg(required = true, value_name = "NAME")]
@@ -105,8 +107,10 @@ pub struct Cat {
 #[derive(Debug, ClapArgs)]
 pub struct Order {
     /// The order, see `batchfs mount --help`
-    #[arg(long, default_value = "batch=256", value_parser = spec)]
-    pub spec: Spec,
+    #[arg(long, value_parser = any_spec)]
+    pub spec: Option<AnySpec>,
     #[command(flatten)]
     pub types: Types,
+    #[command(flatten)]
+    pub tokens: TokenArgs,
 }

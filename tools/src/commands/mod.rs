@@ -16,11 +16,11 @@ pub mod verify;
 use std::path::Path;
 use std::sync::Arc;
 
-use batchfs_batch::{Dataset, NamedStream, View};
+use batchfs_batch::{Dataset, NamedStream, Spec, View};
 use batchfs_mount::Unmounted;
 use batchfs_store::{OpenOptions, Verify};
 
-use crate::args::{Order, Types};
+use crate::args::{AnySpec, Order, TokenArgs, Types};
 
 /// Opens `path` as a dataset.
 pub fn dataset(path: &Path, verify: Verify, types: &Types) -> anyhow::Result<Arc<Dataset>> {
@@ -30,11 +30,32 @@ pub fn dataset(path: &Path, verify: Verify, types: &Types) -> anyhow::Result<Arc
     Ok(Arc::new(Dataset::new(path, streams)?))
 }
 
+/// What a mount shows: of record streams, or of Parquet with a column of tokens.
+pub fn view(
+    source: &Path,
+    spec: Option<&AnySpec>,
+    types: &Types,
+    args: &TokenArgs,
+    verify: Verify,
+    threads: usize,
+) -> anyhow::Result<View> {
+    // The daemon changes its folder. Links stay: a stream's name is the one that was given.
+    let address = source.to_str().is_some_and(|source| source.contains("://"));
+    let source = if address { source.to_owned() } else { std::path::absolute(source)? };
+    let view = if tokens::is_tokens(&source)? {
+        let (data, spec) = tokens::dataset(&source, args, spec, threads)?;
+        View::new(0, "", data, spec)
+    } else {
+        let spec = spec.map_or(Ok(Spec::default()), AnySpec::records)?;
+        View::new(0, "", dataset(&source, verify, types)?, spec)
+    };
+    view.map_err(|e| about(&source, e))
+}
+
 /// The tree that a mount of `path` would be.
 pub fn unmounted(path: &Path, order: &Order) -> anyhow::Result<Unmounted> {
-    // As `mount` has it.
-    let data = dataset(&std::path::absolute(path)?, Verify::First, &order.types)?;
-    let view = View::new(0, "", data, order.spec).map_err(|e| about(path, e))?;
+    let Order { spec, types, tokens } = order;
+    let view = view(path, spec.as_ref(), types, tokens, Verify::First, 0)?;
     Ok(Unmounted::new(Arc::new(view), 0)?)
 }
 

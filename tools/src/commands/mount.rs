@@ -4,15 +4,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use batchfs_batch::{Spec, View};
 use batchfs_mount::{Delivery, Ended, Mounted, Options, Prepared};
 use batchfs_store::Verify;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
-use super::{about, dataset, tokens};
-use crate::args::{AnySpec, Mount, When};
+use super::view;
+use crate::args::{Mount, When};
 use crate::daemon::{self, Start, Tether};
 use crate::signals::Signals;
 use crate::sys::Inherited;
@@ -95,18 +94,8 @@ pub fn prepare(args: &Mount) -> anyhow::Result<Prepared> {
         When::Always => Verify::Always,
         When::Never => Verify::Never,
     };
-    // The daemon changes its folder. Links stay: a stream's name is the one that was given.
-    let address = args.source.to_str().is_some_and(|source| source.contains("://"));
-    let source = if address { args.source.clone() } else { std::path::absolute(&args.source)? };
-    let view = if tokens::is_tokens(&source)? {
-        let order = args.spec.as_ref();
-        let (data, spec) = tokens::dataset(&source, &args.tokens, order, args.threads)?;
-        View::new(0, "", data, spec)
-    } else {
-        let spec = args.spec.as_ref().map_or(Ok(Spec::default()), AnySpec::records)?;
-        View::new(0, "", dataset(&source, verify, &args.types)?, spec)
-    };
-    let view = view.map_err(|e| about(&source, e))?;
+    let (source, spec) = (&args.source, args.spec.as_ref());
+    let view = view(source, spec, &args.types, &args.tokens, verify, args.threads)?;
     let options = Options {
         memory: args.memory.as_u64(),
         allow_other: args.allow_other,

@@ -28,7 +28,7 @@ const FAILED: u8 = 32;
 #[derive(Debug, Parser)]
 #[command(name = "mount.batchfs", version, after_help = HELP)]
 struct Helper {
-    /// A store, a zrecord container, a .npy file, or a folder of these
+    /// A store, a zrecord container, a .npy file, a folder of these, or Parquet
     source: PathBuf,
     /// The empty folder to mount on
     dir: PathBuf,
@@ -63,7 +63,7 @@ struct Helper {
 
 const HELP: &str = "\
 Options of the order, see batchfs mount --help:
-  mode=, batch=, seed=, remainder=, rank=, world=
+  mode=, batch=, seed=, remainder=, rank=, world=, and of tokens lanes=, window=, seq_len=, pieces=
 
 Options of the mount:
   memory=SIZE           bytes that all batches in memory may take together
@@ -71,6 +71,9 @@ Options of the mount:
   verify=WHEN           when to compare checksums: first, always, never
   cached                answer reads even where the kernel could read by itself
   dtype=[STREAM=]DTYPE  what elements are that NumPy has no name for
+  column=NAME           the column of tokens in Parquet files
+  budget=SIZE           bytes that decoded row groups of Parquet may take
+  storage_option=K=V    how to reach object storage; secrets belong into the environment
   log=FILE              where the daemon writes its log
   allow_other           let other users read, too
   nonempty              mount over a folder that is not empty
