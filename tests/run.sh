@@ -254,6 +254,7 @@ python_package() {
     if $full; then
         package_venv "$target/venv-py" "$newest" py/tests/requirements.txt
         "$target/venv-py/bin/python" -m pytest py/tests --full
+        "$target/venv-py/bin/python" -m pytest tests/e2e/test_torch.py
     else
         skipped+=("the package with PyTorch, JAX, loaderx and others (--full)")
     fi

