@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ["numpy==2.5.5", "ml-dtypes==0.6.0", "loaderx==2.8.19", "maturin==1.16.0"]
 TORCH = ["torch==2.15.0"]
 LEAST_PYTHON = (3, 12)
+# Groups that measure the Python package.
+IN_PYTHON = {"python", "loader", "loader-memory"}
 
 
 def main() -> int:
@@ -49,7 +51,8 @@ def main() -> int:
     packages = ["-p", "batchfs", "-p", "batchfs-benches"]
     subprocess.run(["cargo", "build", "--release", "-q", *packages], cwd=ROOT, env=env, check=True)
 
-    package(python, target, env)
+    if args.only is None or IN_PYTHON & set(args.only.split(",")):
+        package(python, target, env)
 
     command = [str(python), "-m", "harness", "--bin", str(target / "release")]
     command += ["--quick"] if args.quick else []

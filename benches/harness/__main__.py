@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
-from . import data, inprocess, mounted, packed, python, report, write
+from . import data, inprocess, mounted, packed, report, write
 from .figures import Figures
 from .process import Process
 from .quiet import Watch
@@ -22,10 +24,15 @@ GROUPS = {
     "write": write.write,
     "mount": mounted.in_order,
     "latency": mounted.latency,
-    "python": python.calls,
-    "loader": python.loaders,
-    "loader-memory": python.memory,
+    "python": lambda ctx: package().calls(ctx),
+    "loader": lambda ctx: package().loaders(ctx),
+    "loader-memory": lambda ctx: package().memory(ctx),
 }
+
+
+def package() -> ModuleType:
+    """The rows of the Python package, which is there only if one of them is wanted."""
+    return importlib.import_module(".python", __package__)
 
 
 def main() -> int:

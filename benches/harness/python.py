@@ -33,33 +33,19 @@ RAGGED = "ragged"
 Step = Callable[[], Any]
 
 
-def _ragged(ctx: Context) -> Path:
-    """A folder with a ragged store of each, of int32 records that are 16 to 512 long."""
-    root = ctx.workloads[0].folder
-    if not (root / "ours" / RAGGED).exists():
-        count = 4000 if ctx.quick else 200_000
-        random = np.random.default_rng(21)
-        lengths = np.clip(random.lognormal(4.86, 0.7, count), 16, 512).astype(np.uint64)
-        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        values = random.integers(0, 50_000, int(ends[-1]), np.int32)
-        np.save(root / "ragged.npy", values)
-        np.save(root / "ragged.cu.npy", ends)
-        for module, name, kind in ((peer, "loaderx", np.uint32), (ours, "ours", np.uint64)):
-            batch = module.RaggedBatch(values, ends, lengths.astype(kind).reshape(-1, 1))
-            with module.RaggedWriter(root / name / RAGGED, np.int32, 1, codec="raw") as writer:
-                writer.append(batch)
-    return root
-
-
 def _opened(module: Any, path: Path) -> Any:
     kind = module.RaggedStore if path.name == RAGGED else module.DenseStore
     whole = batchfs if module is ours else loaderx
     return kind(str(path)).bind(whole.Allocator("cpu"))
 
 
+def _work(ctx: Context, name: str) -> Workload:
+    return next(work for work in ctx.workloads if work.name == name)
+
+
 def _views(ctx: Context, name: str) -> tuple[Any, Any]:
-    root = _ragged(ctx) if name == RAGGED else ctx.workloads[0].folder
-    return _opened(ours, root / "ours" / name), _opened(peer, root / "loaderx" / name)
+    work = _work(ctx, name)
+    return _opened(ours, work.store), _opened(peer, work.zrecord)
 
 
 def _array(value: Any) -> np.ndarray:
@@ -67,7 +53,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _names(ctx: Context) -> list[str]:
-    return [work.name for work in ctx.workloads] + [RAGGED]
+    return [work.name for work in ctx.large()]
 
 
 def calls(ctx: Context) -> None:
@@ -87,7 +73,7 @@ def calls(ctx: Context) -> None:
             "batchfs": _each(lambda i, v=mine, n=first: v[n[i % len(n)]], 300),
             "loaderx": _each(lambda i, v=theirs, n=first: v[n[i % len(n)]], 300),
         }
-        for work in ctx.workloads:
+        for work in ctx.dense():
             if work.name == name:
                 batches |= _numpy(work, ids, count)
                 data = work.array()
@@ -174,8 +160,7 @@ def loaders(ctx: Context) -> None:
 
 @contextmanager
 def _mount(ctx: Context, name: str) -> Iterator[batchfs.Dataset]:
-    store = ctx.workloads[0].folder / "ours" / name
-    with mounted(ctx, Workload(name, np.int32, (), 0, store.parent.parent)) as folder:
+    with mounted(ctx, _work(ctx, name)) as folder:
         yield batchfs.open(folder.parent.parent)
 
 
@@ -190,9 +175,9 @@ def _torch(ctx: Context, name: str) -> Callable[[], tuple[Step, Callable[[], Non
     import torch
     from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-    folder = ctx.workloads[0].folder
-    values = np.load(folder / f"{name}.npy", mmap_mode="r")
-    ends = np.load(folder / "ragged.cu.npy") if name == RAGGED else None
+    work = _work(ctx, name)
+    values = work.array()
+    ends = work.cu().astype(np.int64) if work.ragged else None
 
     class Npy(Dataset):
         def __len__(self) -> int:
@@ -244,9 +229,9 @@ print(most - before)
 def memory(ctx: Context) -> None:
     """The most memory that a loader with four workers adds to its process, files not counted."""
     for name in _names(ctx):
-        root = _ragged(ctx)
-        for who, folder in (("batchfs", "ours"), ("loaderx", "loaderx")):
-            request = [who, str(root / folder / name), name == RAGGED, 4, 20 if ctx.quick else 100]
+        work = _work(ctx, name)
+        for who, store in (("batchfs", work.store), ("loaderx", work.zrecord)):
+            request = [who, str(store), work.ragged, 4, 20 if ctx.quick else 100]
             command = [sys.executable, "-c", MEMORY, json.dumps(request)]
             turns = [
                 [float(subprocess.run(command, capture_output=True, check=True).stdout)]
