@@ -280,7 +280,7 @@ mod tests {
             ("<f1", "float8_e4m3fn"),
             ("int2", "int2"),
             ("|O", "pickled"),
-            (">V2", "explicit dtype"),
+            (">V2", "--dtype"),
             ("<U7", "<U7"),
             ("<M8[ns]", "<M8[ns]"),
             ("<f16", "<f16"),
