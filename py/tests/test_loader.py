@@ -1,6 +1,7 @@
 """The loader: alignment, order, bounds, errors, position."""
 
 import gc
+import signal
 import threading
 import time
 
@@ -337,11 +338,16 @@ def test_ctrl_c_reaches_one_who_waits(views):
     loader = Loader(
         {"x": [views["images"]]}, sampler(), workers=1, transform=lambda shards: done.wait()
     )
-    timer = threading.Timer(0.3, _thread.interrupt_main)
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        next(loader)
-    done.set()
+    # Who was started in the background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer = threading.Timer(0.3, _thread.interrupt_main)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(loader)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        done.set()
     loader.close()
 
 
