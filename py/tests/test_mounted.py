@@ -165,7 +165,7 @@ def test_it_ends_with_an_exception(data):
 
 
 def test_refusals_say_what_the_daemon_says(data, tmp_path):
-    with pytest.raises(OSError, match="no such"):
+    with pytest.raises(OSError, match="No such"):
         with batchfs.mount(tmp_path / "none"):
             pass
     with pytest.raises(OSError, match="batch=600"):
