@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import mounts_under, need_fuse, needs_tool
+from token_data import by_pyarrow, documents
 
-COMMANDS = ["create", "export", "train-dict", "info", "verify", "ids", "ls", "cat", "mount"]
-COMMANDS += ["umount", "doctor", "demo", "completions", "man"]
+COMMANDS = ["create", "export", "train-dict", "info", "verify", "ids", "ls", "cat", "index"]
+COMMANDS += ["plan", "mount", "umount", "doctor", "demo", "completions", "man"]
 
 
 def help_of(box, *command: str) -> str:
@@ -49,6 +50,8 @@ def world(box) -> Path:
     }
     for name, array in files.items():
         box.npy(f"world/{name}", array)
+
+    by_pyarrow(here / "fineweb/0.parquet", documents(1, 400), group=100)
 
     def run(*args):
         box.run(*args, cwd=here)
