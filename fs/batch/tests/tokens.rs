@@ -302,3 +302,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_next_window_is_decoded_while_this_one_is_read() {
+    let source = Memory::new(equal_groups(12, 10, 8));
+    // Windows of three row groups, 240 tokens, 15 steps.
+    let rows = rows(&source, "lanes=4,window=3,seq_len=4,seed=1", None);
+    for window in 0..3 {
+        for number in window * 15..window * 15 + 14 {
+            step(&rows, number);
+        }
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while rows.tokens().figures().decoded < 3 * (window + 2) {
+            assert!(std::time::Instant::now() < until, "window {} is not begun", window + 1);
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(rows.tokens().figures().decoded, 12);
+}

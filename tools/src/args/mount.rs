@@ -31,7 +31,7 @@ Examples:
   batchfs mount train /mnt/ds --spec batch=256,seed=42
   batchfs mount images.npy /mnt/ds --spec mode=sequential,batch=32 -f
   python3 -c 'import numpy as np; print(np.load(\"/mnt/ds/images/batch/0.npy\", mmap_mode=\"r\").shape)'
-  batchfs mount s3://bucket/fineweb /mnt/ds --spec lanes=512,window=64,seq_len=2048,seed=0
+  batchfs mount fineweb /mnt/ds --spec lanes=16,window=64,seq_len=512,seed=0
   batchfs umount /mnt/ds";
 
 /// Mount a dataset on a folder; the batches of all steps are files there.

@@ -60,10 +60,10 @@ pub struct TokenArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  batchfs index fineweb/
-  batchfs index s3://bucket/fineweb --column input_ids --spec lanes=512,seq_len=2048")]
+  batchfs index fineweb
+  batchfs index fineweb --column tokens --spec lanes=16,seq_len=512    and where epochs begin")]
 pub struct Index {
-    /// A Parquet file, a folder of them, or an address
+    /// A Parquet file, a folder of them, or an address such as s3://bucket/prefix
     pub source: PathBuf,
     #[command(flatten)]
     pub tokens: TokenArgs,
@@ -79,9 +79,9 @@ pub struct Index {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  batchfs plan s3://bucket/fineweb --spec lanes=512,rank=3,world=8 --step 1000")]
+  batchfs plan fineweb --spec lanes=16,seq_len=512,rank=3,world=8 --step 1000")]
 pub struct Plan {
-    /// A Parquet file, a folder of them, or an address
+    /// A Parquet file, a folder of them, or an address such as s3://bucket/prefix
     pub source: PathBuf,
     #[command(flatten)]
     pub tokens: TokenArgs,

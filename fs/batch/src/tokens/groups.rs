@@ -155,15 +155,15 @@ impl Groups {
         }
     }
 
-    /// Starts to decode these row groups as far as there is room. What was to be decoded ahead
-    /// before, and was not begun, is not any more.
-    pub(crate) fn ahead(&self, wanted: &[usize]) {
+    /// Starts to decode these row groups as far as there is room, and says whether there is for all.
+    /// What was to be decoded ahead before, and was not begun, is not any more.
+    pub(crate) fn ahead(&self, wanted: &[usize]) -> bool {
         let inner = &self.inner;
         let mut state = inner.lock();
         for group in std::mem::take(&mut state.ahead) {
             state.forget(group);
         }
-        let mut new = Vec::new();
+        let (mut new, mut complete) = (Vec::new(), true);
         let others: HashSet<usize> = wanted.iter().copied().collect();
         for &group in wanted {
             if state.entries.contains_key(&group) {
@@ -173,6 +173,7 @@ impl Groups {
             let keep =
                 |group: &usize, state: &State| state.kept.contains(group) || others.contains(group);
             if !state.make_room(bytes, inner.budget, keep) {
+                complete = false;
                 break;
             }
             state.insert(group, bytes, 0);
@@ -182,6 +183,7 @@ impl Groups {
         drop(state);
         inner.source.announce(&new);
         inner.work.notify_all();
+        complete
     }
 }
 
@@ -269,20 +271,18 @@ impl Inner {
         let own: u64 = wanted.iter().map(|group| self.bytes(*group)).sum();
         let mut state = self.lock();
         loop {
-            // What is being decoded ahead cannot be given up before it is done.
-            let queued = std::mem::take(&mut state.ahead);
-            for group in queued {
-                match wanted.contains(&group) {
-                    true => state.demand.push_back(group),
-                    false => state.forget(group),
-                }
-            }
+            let ahead = std::mem::take(&mut state.ahead);
+            let (now, later): (VecDeque<_>, VecDeque<_>) =
+                ahead.into_iter().partition(|group| wanted.contains(group));
+            state.demand.extend(now);
+            state.ahead = later;
+            // What is being decoded ahead cannot be given up before it is done; what is only queued can.
             let held: u64 = state
                 .entries
                 .iter()
                 .filter(|(group, entry)| {
                     let busy = entry.pins > 0 || matches!(entry.content, Content::Coming);
-                    busy && !wanted.contains(group)
+                    busy && !wanted.contains(group) && !state.ahead.contains(group)
                 })
                 .map(|(_, entry)| entry.bytes)
                 .sum();
@@ -295,7 +295,13 @@ impl Inner {
         let missing: Vec<usize> =
             wanted.iter().copied().filter(|group| !state.entries.contains_key(group)).collect();
         let needed = missing.iter().map(|group| self.bytes(*group)).sum();
-        state.make_room(needed, self.budget, |group, _| wanted.contains(group));
+        let keep = |group: &usize, _: &State| wanted.contains(group);
+        if !state.make_room(needed, self.budget, keep) {
+            for group in std::mem::take(&mut state.ahead) {
+                state.forget(group);
+            }
+            state.make_room(needed, self.budget, keep);
+        }
         state.clock += 1;
         let now = state.clock;
         for group in wanted {

@@ -342,13 +342,14 @@ impl TokenRows {
             let Some(number) = epoch.number().checked_add(1) else { return };
             (epoch, index) = (self.epoch(number), 0);
         }
+        let place = Some((epoch.number(), index));
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        if next.replace((epoch.number(), index)) == Some((epoch.number(), index)) {
+        if *next == place {
             return;
         }
-        if let Some(window) = epoch.window(index) {
-            self.tokens.groups.ahead(&self.needed(&epoch, &window));
-        }
+        let Some(window) = epoch.window(index) else { return };
+        // Where there is not room for all of it yet, the next step tries again.
+        *next = place.filter(|_| self.tokens.groups.ahead(&self.needed(&epoch, &window)));
     }
 }
 
