@@ -29,12 +29,11 @@ from .data import BATCH, Workload
 from .mounted import mounted
 from .turns import Contestant, Context, Samples, require, timed
 
-RAGGED = "ragged"
 Step = Callable[[], Any]
 
 
-def _opened(module: Any, path: Path) -> Any:
-    kind = module.RaggedStore if path.name == RAGGED else module.DenseStore
+def _opened(module: Any, work: Workload, path: Path) -> Any:
+    kind = module.RaggedStore if work.ragged else module.DenseStore
     whole = batchfs if module is ours else loaderx
     return kind(str(path)).bind(whole.Allocator("cpu"))
 
@@ -45,7 +44,7 @@ def _work(ctx: Context, name: str) -> Workload:
 
 def _views(ctx: Context, name: str) -> tuple[Any, Any]:
     work = _work(ctx, name)
-    return _opened(ours, work.store), _opened(peer, work.zrecord)
+    return _opened(ours, work, work.store), _opened(peer, work, work.zrecord)
 
 
 def _array(value: Any) -> np.ndarray:
@@ -194,7 +193,7 @@ def _torch(ctx: Context, name: str) -> Callable[[], tuple[Step, Callable[[], Non
     def make() -> tuple[Step, Callable[[], None]]:
         data = Npy()
         sampler = RandomSampler(data, replacement=True, num_samples=10**9)
-        collate = packed if name == RAGGED else None
+        collate = packed if work.ragged else None
         loader = DataLoader(data, BATCH, sampler=sampler, num_workers=4, collate_fn=collate)
         batches = iter(loader)
         return lambda: next(batches), lambda: batches._shutdown_workers()
