@@ -24,3 +24,8 @@ pub use zrecord::Zrecord;
 pub use zrecord::write::ZrecordOptions;
 
 pub use batchfs_store::{Error, Result};
+
+/// What is at `path` cannot be read, and why.
+fn bad(path: &std::path::Path, why: String) -> Error {
+    Error::BadStore { path: path.into(), why }
+}

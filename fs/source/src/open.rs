@@ -7,7 +7,7 @@ use batchfs_store::{
     is_unfinished,
 };
 
-use crate::{DTypes, NpyFile, RaggedNpy, Zrecord, convert_npy, ragged, zrecord};
+use crate::{DTypes, NpyFile, RaggedNpy, Zrecord, bad, convert_npy, ragged, zrecord};
 
 /// What a path can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,8 +225,4 @@ pub fn stream_name(place: &Path) -> Result<String> {
         .ok_or_else(|| bad(place, "has a name that is not UTF-8; rename it".into()))?;
     check_stream_name(name).map_err(|why| bad(place, why))?;
     Ok(name.to_owned())
-}
-
-fn bad(path: &Path, why: String) -> Error {
-    Error::BadStore { path: path.into(), why }
 }

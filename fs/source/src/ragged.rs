@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use batchfs_store::{
-    DType, Error, Layout, Locate, Place, Records, Result, Schema, Stream, Verify, check_ids,
-    check_request,
+    DType, Layout, Locate, Place, Records, Result, Schema, Stream, Verify, check_ids, check_request,
 };
 
+use crate::bad;
 use crate::convert::{convert_npy, swap, swap_unit};
 use crate::npy::Opened;
 
@@ -51,7 +51,7 @@ impl RaggedNpy {
     ///
     /// # Errors
     /// Those of [`NpyFile::open`](crate::NpyFile::open), but for big-endian files; and
-    /// [`Error::BadStore`] with the first number that does not fit.
+    /// [`BadStore`](crate::Error::BadStore) with the first number that does not fit.
     pub fn open_parts(
         values: &Path,
         offsets: &Path,
@@ -265,8 +265,4 @@ impl Stream for RaggedNpy {
     fn modified(&self) -> SystemTime {
         self.modified
     }
-}
-
-fn bad(path: &Path, why: String) -> Error {
-    Error::BadStore { path: path.into(), why }
 }

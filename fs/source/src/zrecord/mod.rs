@@ -15,6 +15,7 @@ use batchfs_store::{
 
 use self::index::{Entries, Width};
 use self::meta::{ENTRY, FRONT, MAX_SHARDS, Meta};
+use crate::bad;
 
 pub(crate) const META: &str = "meta.zr";
 const DICTIONARY: &str = "dict.zr";
@@ -304,8 +305,4 @@ impl Stream for Zrecord {
     fn modified(&self) -> SystemTime {
         self.modified
     }
-}
-
-fn bad(path: &Path, why: String) -> Error {
-    Error::BadStore { path: path.into(), why }
 }
