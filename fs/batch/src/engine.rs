@@ -332,7 +332,8 @@ impl Inner {
         layout: &Layout,
         mut region: RegionMut,
     ) -> Result<Region, Error> {
-        let ids = view.plan(key)?;
+        // What was rendered has no arrays to fill: drawing the ids again would be for nothing.
+        let ids = if layout.arrays.is_empty() { Vec::new() } else { view.plan(key)? };
         // What nobody waits for yet is filled by one thread: several such jobs run side by side, and
         // the threads of the pool spend as much time looking for work as a small batch takes.
         let wanted = self.lock().slots.is_wanted(key);
