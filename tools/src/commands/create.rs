@@ -6,13 +6,13 @@ use anyhow::{Context as _, bail, ensure};
 use batchfs_source::{Kind, RaggedNpy, Streams, convert_dataset, convert_path, stream_name};
 use batchfs_store::{
     DatasetWriter, Layout, StoreWriter, Stream, WriteOptions, check_lengths, check_stream_name,
-    chunks, remove_leftovers,
+    chunks,
 };
 use bytesize::ByteSize;
 use indicatif::ProgressBar;
 
+use super::{dictionary, make_room};
 use crate::args::Create;
-use crate::parents::Parents;
 use crate::{progress, say};
 
 /// Bytes that are copied at a time.
@@ -20,10 +20,7 @@ const STEP: u64 = 64 << 20;
 
 pub fn run(args: &Create) -> anyhow::Result<ExitCode> {
     let sources = sources(args)?;
-    let dictionary = match &args.dict {
-        Some(path) => Some(std::fs::read(path).with_context(|| path.display().to_string())?),
-        None => None,
-    };
+    let dictionary = dictionary(args.dict.as_deref())?;
     let options = WriteOptions {
         shards: args.shards,
         codec: args.codec,
@@ -31,16 +28,7 @@ pub fn run(args: &Create) -> anyhow::Result<ExitCode> {
         dictionary,
         ..WriteOptions::default()
     };
-    let parents = Parents::of(&args.dest).with_context(|| {
-        format!("{}: the folders that it is in cannot be made", args.dest.display())
-    })?;
-    // What cannot be cleaned up is no reason not to write.
-    for left in remove_leftovers(&args.dest).unwrap_or_default() {
-        say::note(format_args!(
-            "{}: removed, an unfinished store of an earlier run",
-            left.display()
-        ));
-    }
+    let parents = make_room(&args.dest, "an unfinished store")?;
     let total = sources.streams().map(|(_, s)| s.payload_bytes()).fold(0, u64::saturating_add);
     let bar = progress::bytes(total, "writing");
     match &sources {

@@ -3,11 +3,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use batchfs_source::{Format, Kind, What, ZrecordOptions, convert_dataset, convert_path};
-use batchfs_store::{Codec, remove_leftovers};
+use batchfs_store::Codec;
 use bytesize::ByteSize;
 
+use super::{dictionary, make_room};
 use crate::args::{Export, ExportFormat};
-use crate::parents::Parents;
 use crate::{progress, say};
 
 pub fn run(args: &Export) -> anyhow::Result<ExitCode> {
@@ -23,13 +23,7 @@ pub fn run(args: &Export) -> anyhow::Result<ExitCode> {
         total = total.saturating_add(stream.payload_bytes());
         records = stream.len();
     }
-    let parents = Parents::of(&args.dest).with_context(|| {
-        format!("{}: the folders that it is in cannot be made", args.dest.display())
-    })?;
-    // What cannot be cleaned up is no reason not to write.
-    for left in remove_leftovers(&args.dest).unwrap_or_default() {
-        say::note(format_args!("{}: removed, unfinished, of an earlier run", left.display()));
-    }
+    let parents = make_room(&args.dest, "unfinished,")?;
     let bar = progress::bytes(total, "writing");
     batchfs_source::export(what, &args.dest, &format, &|done| bar.inc(done))?;
     parents.keep();
@@ -52,10 +46,7 @@ fn format(args: &Export) -> anyhow::Result<Format> {
         }
         return Ok(Format::Npy);
     }
-    let dictionary = match &args.dict {
-        Some(path) => Some(std::fs::read(path).with_context(|| path.display().to_string())?),
-        None => None,
-    };
+    let dictionary = dictionary(args.dict.as_deref())?;
     let (shards, codec, level) = (args.shards, args.codec, args.level);
     Ok(Format::Zrecord(ZrecordOptions { shards, codec, level, dictionary }))
 }

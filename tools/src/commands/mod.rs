@@ -16,11 +16,14 @@ pub mod verify;
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use batchfs_batch::{Dataset, NamedStream, Spec, View};
 use batchfs_mount::Unmounted;
-use batchfs_store::{OpenOptions, Verify};
+use batchfs_store::{OpenOptions, Verify, remove_leftovers};
 
 use crate::args::{AnySpec, Order, TokenArgs, Types};
+use crate::parents::Parents;
+use crate::say;
 
 /// Opens `path` as a dataset.
 pub fn dataset(path: &Path, verify: Verify, types: &Types) -> anyhow::Result<Arc<Dataset>> {
@@ -57,6 +60,23 @@ pub fn unmounted(path: &Path, order: &Order) -> anyhow::Result<Unmounted> {
     let Order { spec, types, tokens } = order;
     let view = view(path, spec.as_ref(), types, tokens, Verify::First, 0)?;
     Ok(Unmounted::new(Arc::new(view), 0)?)
+}
+
+/// Makes the folders that `dest` is to be in, and takes away what earlier runs have left beside it,
+/// `what` they did not finish.
+pub fn make_room(dest: &Path, what: &str) -> anyhow::Result<Parents> {
+    let parents = Parents::of(dest)
+        .with_context(|| format!("{}: the folders that it is in cannot be made", dest.display()))?;
+    // What cannot be cleaned up is no reason not to write.
+    for left in remove_leftovers(dest).unwrap_or_default() {
+        say::note(format_args!("{}: removed, {what} of an earlier run", left.display()));
+    }
+    Ok(parents)
+}
+
+/// The file given with `--dict`.
+pub fn dictionary(path: Option<&Path>) -> anyhow::Result<Option<Vec<u8>>> {
+    path.map(|path| std::fs::read(path).with_context(|| path.display().to_string())).transpose()
 }
 
 /// An error that is about the data at `source` and does not say so.
