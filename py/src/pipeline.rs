@@ -4,8 +4,7 @@
 //! fewer than `workers + prefetch` of them are undelivered: that bounds the batches that are alive.
 //! They are gathered side by side, and delivered in their order unless that is not wanted.
 //!
-//! Lock order: plan, then the interpreter, then state. Nobody waits for `plan` or `large` with the
-//! interpreter.
+//! Lock order: plan, then the interpreter, then state. Nobody waits for `plan` with the interpreter.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,6 +49,16 @@ struct State {
     stopped: bool,
 }
 
+/// A batch that is to be made.
+struct Ticket<'a> {
+    run: u64,
+    number: u64,
+    /// What the sampler says.
+    drawn: PyResult<Drawn>,
+    /// No other ticket is taken while this is held.
+    plan: MutexGuard<'a, ()>,
+}
+
 enum Popped {
     Batch(Outcome),
     NotYet,
@@ -66,9 +75,8 @@ pub struct Pipeline {
     window: u64,
     ordered: bool,
     born: u64,
+    /// Held while a ticket is taken, and while a large batch is gathered.
     plan: Mutex<()>,
-    /// Held while a large batch is gathered.
-    large: Mutex<()>,
     state: Mutex<State>,
     /// Signalled when there may be room for another ticket.
     room: Condvar,
@@ -96,8 +104,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The next ticket, its run and what the sampler says; `None` at the end of all.
-    fn draw(&self) -> Option<(u64, u64, PyResult<Drawn>)> {
+    /// The next ticket; `None` at the end of all.
+    fn draw(&self) -> Option<Ticket<'_>> {
         loop {
             let plan = self.plan();
             let mut state = self.state();
@@ -134,23 +142,24 @@ impl Pipeline {
                 self.filled.notify_all();
                 continue;
             }
-            return Some((run, ticket, drawn));
+            return Some(Ticket { run, number: ticket, drawn, plan });
         }
     }
 
     /// Small batches are gathered side by side, by one thread each. Large ones come one at a time, by
-    /// all threads: several at once would wait for the same memory, and take up more of it.
-    fn gather(&self, ids: &[u64]) -> PyResult<Vec<Shard>> {
+    /// all threads: several at once would wait for the same memory, and take up more of it. They come
+    /// in order, so that none has to be kept until an earlier one is there.
+    fn gather(&self, ids: &[u64], plan: MutexGuard<'_, ()>) -> PyResult<Vec<Shard>> {
         let bytes = self.readers.record_bytes().saturating_mul(ids.len() as u64);
-        if bytes < LARGE {
-            return self.readers.gather(ids, self.workers == 0);
+        if bytes >= LARGE {
+            return self.readers.gather(ids, true);
         }
-        let _one = self.large.lock().unwrap_or_else(PoisonError::into_inner);
-        self.readers.gather(ids, true)
+        drop(plan);
+        self.readers.gather(ids, self.workers == 0)
     }
 
-    fn make(&self, ids: &[u64]) -> PyResult<Outcome> {
-        let shards = self.gather(ids)?;
+    fn make(&self, ids: &[u64], plan: MutexGuard<'_, ()>) -> PyResult<Outcome> {
+        let shards = self.gather(ids, plan)?;
         let Some(transform) = &self.transform else { return Ok(Outcome::Shards(shards)) };
         Python::attach(|py| {
             let list = self.readers.list(py, shards)?;
@@ -158,13 +167,13 @@ impl Pipeline {
         })
     }
 
-    fn made(&self, drawn: PyResult<Drawn>) -> (Outcome, Option<u64>) {
+    fn made(&self, drawn: PyResult<Drawn>, plan: MutexGuard<'_, ()>) -> (Outcome, Option<u64>) {
         let drawn = match drawn {
             Ok(drawn) => drawn,
             Err(e) => return (Outcome::Failed(e), None),
         };
         // A consumer must not wait for a thread that is gone.
-        let made = catch_unwind(AssertUnwindSafe(|| self.make(&drawn.ids)));
+        let made = catch_unwind(AssertUnwindSafe(|| self.make(&drawn.ids, plan)));
         let outcome = match made {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(e)) => Outcome::Failed(e),
@@ -176,12 +185,12 @@ impl Pipeline {
     }
 
     fn run(&self) {
-        while let Some((run, ticket, drawn)) = self.draw() {
-            let made = self.made(drawn);
+        while let Some(Ticket { run, number, drawn, plan }) = self.draw() {
+            let made = self.made(drawn, plan);
             let mut state = self.state();
             let mut late = None;
             if state.run == run && !state.stopped {
-                state.ready.insert(ticket, made);
+                state.ready.insert(number, made);
             } else {
                 late = Some(made);
             }
@@ -227,8 +236,8 @@ impl Pipeline {
     /// Without threads: the whole of it, here.
     fn now(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let made = py.detach(|| {
-            let (_, _, drawn) = self.draw()?;
-            let (outcome, step) = self.made(drawn);
+            let Ticket { drawn, plan, .. } = self.draw()?;
+            let (outcome, step) = self.made(drawn, plan);
             self.state().deliver(step);
             Some(outcome)
         });
@@ -286,7 +295,6 @@ impl Pipeline {
             ordered,
             born: generation(),
             plan: Mutex::new(()),
-            large: Mutex::new(()),
             state: Mutex::new(state),
             room: Condvar::new(),
             filled: Condvar::new(),
