@@ -134,6 +134,15 @@ pub struct SourceRow {
     pub lane: u64,
 }
 
+/// A rank's rows of a step of a mixture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MixedStep {
+    /// Where each row comes from.
+    pub rows: Vec<SourceRow>,
+    /// For each source the row that it gives next; beyond the last step of all that may not exist.
+    pub next: Vec<SourceRow>,
+}
+
 /// The order of a mixture under a spec. It has no state: any step at any time.
 #[derive(Debug, Clone)]
 pub struct Mixture {
@@ -150,37 +159,47 @@ impl Mixture {
         Self { spec, block, shares, permutation: Permutation::new(block) }
     }
 
-    /// The rows of this rank in a step, in order. The cost is that of the step's rows and of a block.
+    /// The rows of this rank in a step, in order.
     pub fn rows(&self, step: u64) -> Vec<SourceRow> {
+        self.step(step).rows
+    }
+
+    /// The rows of this rank in a step, and what comes then. The cost is that of the rows and of a
+    /// block.
+    pub fn step(&self, step: u64) -> MixedStep {
         let lanes = self.spec.own_lanes();
         let all = u128::from(self.spec.lanes);
+        // A source has had no more rows than there were, so its step is no later.
+        let row = |source, number| SourceRow {
+            source,
+            step: (number / all) as u64,
+            lane: (number % all) as u64,
+        };
         let first = u128::from(step) * all + u128::from(lanes.start);
         let end = u128::from(step) * all + u128::from(lanes.end);
         let size = u128::from(self.block);
         let mut rows = Vec::with_capacity((lanes.end - lanes.start) as usize);
         let mut values = vec![0; self.block as usize];
+        let mut had = vec![0; self.shares.len()];
         let mut seed = None;
         for block in first / size..end.div_ceil(size) {
             let (high, low) = ((block >> 64) as u64, block as u64);
-            let (_, seed) = *seed.insert(
-                seed.filter(|&(of, _)| of == high).unwrap_or_else(|| (high, self.seed(high))),
-            );
+            let known = seed.filter(|&(of, _)| of == high);
+            let (_, seed) = *seed.insert(known.unwrap_or_else(|| (high, self.seed(high))));
             self.permutation.ids(seed, low, 0, &mut values);
-            // Rows of each source before.
-            let mut had: Vec<u128> =
-                self.shares.iter().map(|&share| block * u128::from(share)).collect();
-            for (row, &value) in (block * size..end).zip(&values) {
+            for (had, &share) in had.iter_mut().zip(&self.shares) {
+                *had = block * u128::from(share);
+            }
+            for (place, &value) in (block * size..end).zip(&values) {
                 let source = self.source(value);
-                let number = had[source];
-                had[source] += 1;
-                if row >= first {
-                    // A source has had no more rows than there were, so its step is no later.
-                    let (step, lane) = ((number / all) as u64, (number % all) as u64);
-                    rows.push(SourceRow { source, step, lane });
+                if place >= first {
+                    rows.push(row(source, had[source]));
                 }
+                had[source] += 1;
             }
         }
-        rows
+        let next = (0..).zip(had).map(|(source, number)| row(source, number)).collect();
+        MixedStep { rows, next }
     }
 
     /// The seed of the permutations of 2^64 blocks.

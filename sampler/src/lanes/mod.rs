@@ -31,7 +31,7 @@ mod pieces;
 mod spec;
 
 pub use epoch::{Epoch, Stretch, Window};
-pub use mix::{Mix, Mixture, SourceRow};
+pub use mix::{Mix, MixedStep, Mixture, SourceRow};
 pub use pieces::{Segment, WindowPieces};
 pub use spec::LaneSpec;
 
