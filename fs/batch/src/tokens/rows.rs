@@ -28,6 +28,8 @@ pub struct Tokens {
     mix: Option<Mix>,
     /// The first row group of each source.
     firsts: Vec<usize>,
+    /// Path or address of each source.
+    origins: Vec<String>,
 }
 
 /// What was read and decoded so far.
@@ -58,7 +60,8 @@ impl Tokens {
         budget: Option<u64>,
         threads: usize,
     ) -> Result<Arc<Tokens>> {
-        Tokens::with(source, None, vec![0], spec, budget, threads)
+        let origins = vec![source.origin().to_owned()];
+        Tokens::with(source, None, vec![0], origins, spec, budget, threads)
     }
 
     /// Takes several sources, each with its name in `mix`. The rest is as for [`new`](Self::new);
@@ -85,15 +88,17 @@ impl Tokens {
         if let Some((name, _)) = named.first() {
             return Err(Error::Dataset(format!("the source {name} has no weight in the mixture")));
         }
+        let origins = ordered.iter().map(|source| source.origin().to_owned()).collect();
         let joined = Joined::new(&mix, ordered);
         let firsts = joined.firsts();
-        Tokens::with(Arc::new(joined), Some(mix), firsts, spec, budget, threads)
+        Tokens::with(Arc::new(joined), Some(mix), firsts, origins, spec, budget, threads)
     }
 
     fn with(
         source: Arc<dyn TokenSource>,
         mix: Option<Mix>,
         firsts: Vec<usize>,
+        origins: Vec<String>,
         spec: LaneSpec,
         budget: Option<u64>,
         threads: usize,
@@ -113,12 +118,17 @@ impl Tokens {
         let threads = if threads == 0 { cores } else { threads };
         let groups = Groups::new(source, limit, threads)
             .map_err(|e| Error::Dataset(format!("cannot start a thread: {e}")))?;
-        Ok(Arc::new(Tokens { groups, counts, documents, mix, firsts }))
+        Ok(Arc::new(Tokens { groups, counts, documents, mix, firsts, origins }))
     }
 
     /// The mixture, if there are several sources.
     pub fn mix(&self) -> Option<&Mix> {
         self.mix.as_ref()
+    }
+
+    /// Path or address of each source, in the order of the mix.
+    pub fn origins(&self) -> &[String] {
+        &self.origins
     }
 
     /// The name of the source that a row group is of, if there are several.
