@@ -263,10 +263,7 @@ impl View {
         };
         let arrays = match (&self.order, key.item) {
             (Order::Tokens(rows), Item::Batch(_) | Item::All) => rows.arrays(face).map_err(no)?,
-            (Order::Tokens(_), Item::Index) => {
-                let why = "a step of tokens has no record ids; tokens/batch/<step>.safetensors says where its tokens come from";
-                return Err(no(why.to_owned()));
-            }
+            (Order::Tokens(rows), Item::Index) => rows.index_arrays().map_err(no)?,
             _ => self.arrays(key)?,
         };
         let about = match face {

@@ -82,6 +82,20 @@ impl View {
 }
 
 impl View {
+    /// What `schema.json` of the stream with this number says.
+    pub fn schema(&self, stream: u16) -> Option<Value> {
+        let mut out = self.dataset().stream(stream)?.describe();
+        if let Some(rows) = self.rows() {
+            out["batch"] = json!({
+                "dtype": rows.dtype(),
+                // What the bits of a token are in the source.
+                "bits": rows.tokens().source().dtype(),
+                "shape": [rows.rows(), rows.lanes().spec().seq_len],
+            });
+        }
+        Some(out)
+    }
+
     /// What is told of a step of a mixture: the mix, and which source each row is of.
     fn mixed(&self, step: u64) -> Value {
         let Some(rows) = self.rows() else { return Value::Null };

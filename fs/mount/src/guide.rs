@@ -121,7 +121,9 @@ What is where:
   tokens/batch/17.json         dtype, shape, epoch
   tokens/batch/17.txt          a look at its values; .sha256 is their hash
   tokens/record/5              one document, in the order of the source
-  tokens/schema.json           what a document is
+  tokens/schema.json           what a document is, and a batch
+  index/17[.npy|.txt]          the pieces of documents that step 17 is made of, int64:
+                               document, place in it, length; then -1
   view/<spec>/                 the same under another spec, such as view/lanes=64,seed=7
   .batchfs/config.json         how this was mounted
   .batchfs/metrics             counters and gauges, Prometheus text
@@ -199,6 +201,12 @@ pub(crate) fn metrics(tree: &Tree) -> String {
         let figures = tokens.figures();
         for (name, kind, help, value) in [
             ("row_groups_decoded_total", "counter", "Row groups decoded", figures.decoded),
+            (
+                "row_groups_decoded_ahead_total",
+                "counter",
+                "Row groups decoded before a step needed them",
+                figures.ahead,
+            ),
             (
                 "row_group_hits_total",
                 "counter",

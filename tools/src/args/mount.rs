@@ -24,6 +24,7 @@ Of tokens, it says how documents are packed into full rows:
   seq_len    tokens of a row (default 2048)
   seed       of the order (default 0)
   pieces     room per row for pieces of documents in .safetensors
+  out        int32 (default) or uint32: the same bits
   rank, world  as above
 
 Examples:

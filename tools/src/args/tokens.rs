@@ -28,7 +28,7 @@ impl AnySpec {
 }
 
 pub(super) fn any_spec(text: &str) -> Result<AnySpec, String> {
-    const OF_TOKENS: [&str; 4] = ["lanes", "window", "seq_len", "pieces"];
+    const OF_TOKENS: [&str; 5] = ["lanes", "window", "seq_len", "pieces", "out"];
     let of_tokens = text
         .split(',')
         .any(|item| item.split_once('=').is_some_and(|(key, _)| OF_TOKENS.contains(&key)));

@@ -91,6 +91,8 @@ fn places(source: &Path, mix: &Mix) -> anyhow::Result<Vec<(String, PathBuf)>> {
     if let Some(name) = mix.names().find(|name| found.iter().all(|(known, _)| known != name)) {
         bail!("{text}: does not say where {name} is; with this --mix it is {wanted}");
     }
+    // In the order of the mix, whatever order they were named in.
+    found.sort();
     found
         .into_iter()
         .map(|(name, place)| {
@@ -167,15 +169,15 @@ mod tests {
             places.iter().map(|(name, place)| ((*name).to_owned(), place.into())).collect()
         };
         let good = [
-            ("web=/a,code=/b", [("web", "/a"), ("code", "/b")]),
+            ("web=/a,code=/b", [("code", "/b"), ("web", "/a")]),
             ("code=s3://b/x,web=/a", [("code", "s3://b/x"), ("web", "/a")]),
-            ("web=/a,b=1,/c,code=/x=y", [("web", "/a,b=1,/c"), ("code", "/x=y")]),
+            ("web=/a,b=1,/c,code=/x=y", [("code", "/x=y"), ("web", "/a,b=1,/c")]),
         ];
         for (text, want) in good {
             assert_eq!(said(text).unwrap(), own(&want), "{text}");
         }
         let here = std::path::absolute("data").unwrap();
-        assert_eq!(said("web=data,code=/b").unwrap()[0].1, here);
+        assert_eq!(said("web=data,code=/b").unwrap()[1].1, here);
         for (text, part) in [
             ("/a", "code=PLACE,web=PLACE"),
             ("web=/a", "where code is"),

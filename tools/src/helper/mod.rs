@@ -63,7 +63,7 @@ struct Helper {
 
 const HELP: &str = "\
 Options of the order, see batchfs mount --help:
-  mode=, batch=, seed=, remainder=, rank=, world=, and of tokens lanes=, window=, seq_len=, pieces=
+  mode=, batch=, seed=, remainder=, rank=, world=, and of tokens lanes=, window=, seq_len=, pieces=, out=
 
 Options of the mount:
   memory=SIZE           bytes that all batches in memory may take together

@@ -3,8 +3,19 @@
 use std::collections::BTreeMap;
 
 /// Keys of the sampler's spec, of records and of tokens.
-const SPEC: [&str; 10] =
-    ["mode", "batch", "seed", "remainder", "rank", "world", "lanes", "window", "seq_len", "pieces"];
+const SPEC: [&str; 11] = [
+    "mode",
+    "batch",
+    "seed",
+    "remainder",
+    "rank",
+    "world",
+    "lanes",
+    "window",
+    "seq_len",
+    "pieces",
+    "out",
+];
 
 /// Options of `batchfs mount` with a value.
 const VALUES: [&str; 6] = ["memory", "threads", "verify", "log", "column", "budget"];

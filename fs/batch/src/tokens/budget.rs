@@ -63,3 +63,10 @@ impl Need {
         self.least.saturating_add(self.window)
     }
 }
+
+/// Bytes of memory that the machine has.
+pub(super) fn machine() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}

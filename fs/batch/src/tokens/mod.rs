@@ -6,6 +6,7 @@ mod groups;
 mod joined;
 mod rows;
 mod state;
+mod table;
 mod windows;
 
 pub(crate) use documents::Documents;

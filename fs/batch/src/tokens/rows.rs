@@ -6,7 +6,7 @@ use batchfs_sampler::lanes::{LaneSpec, Lanes, Mix, Mixture, Segment, SourceRow, 
 use batchfs_store::{DType, Error as Store, TokenSource};
 use rayon::ThreadPool;
 
-use super::budget::Need;
+use super::budget::{Need, machine};
 use super::groups::{Groups, Pinned};
 use super::joined::Joined;
 use super::windows::{Met, Windows};
@@ -41,6 +41,8 @@ pub struct TokenFigures {
     pub used: u64,
     /// Row groups decoded, again each time that one is.
     pub decoded: u64,
+    /// Those of them that no step was waiting for.
+    pub ahead: u64,
     /// How often a row group was in memory when a step needed it.
     pub hits: u64,
     /// Bytes that the source received, for its index, too.
@@ -112,8 +114,9 @@ impl Tokens {
         let documents = documents.collect();
         Lanes::new(spec, counts.clone())?;
         let need = need(&*source, &firsts, &spec);
-        let limit = budget.unwrap_or(need.ample());
-        check_budget(limit, need, &spec)?;
+        // What nobody asked for is not more than the machine has.
+        let limit = budget.unwrap_or_else(|| need.ample().min(machine().unwrap_or(u64::MAX)));
+        check_budget(limit, need, &*source, &spec)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
         let groups = Groups::new(source, limit, threads)
@@ -154,9 +157,8 @@ impl Tokens {
 
     /// Counters and gauges.
     pub fn figures(&self) -> TokenFigures {
-        let (used, decoded, hits) = self.groups.figures();
         let received = self.source().received_bytes();
-        TokenFigures { budget: self.groups.budget(), used, decoded, hits, received }
+        TokenFigures { received, ..self.groups.figures() }
     }
 
     /// The row group that has this document, and its place there.
@@ -191,11 +193,16 @@ fn need(source: &dyn TokenSource, firsts: &[usize], spec: &LaneSpec) -> Need {
     each.fold(Need::default(), Need::and)
 }
 
-fn check_budget(limit: u64, need: Need, spec: &LaneSpec) -> Result<()> {
-    if limit < need.least {
-        return Err(Error::Budget { limit, needed: need.least, spec: spec.to_string() });
+fn check_budget(limit: u64, need: Need, source: &dyn TokenSource, spec: &LaneSpec) -> Result<()> {
+    if limit >= need.least {
+        return Ok(());
     }
-    Ok(())
+    let sizes = source.groups().iter().map(|group| group.decoded_bytes());
+    let (group, bytes) = sizes.enumerate().max_by_key(|&(_, bytes)| bytes).unwrap_or((0, 0));
+    let place = source.place(group);
+    let largest =
+        format!("the largest is row group {} of {}, {bytes} bytes", place.group, place.file);
+    Err(Error::Budget { limit, needed: need.least, largest, spec: spec.to_string() })
 }
 
 /// The rows of a token source, or of a mixture, under a spec: any step of them, at any time.
@@ -274,7 +281,8 @@ impl TokenRows {
                 (error, _) => error,
             })?);
         }
-        check_budget(tokens.groups.budget(), need(tokens.source(), &tokens.firsts, &spec), &spec)?;
+        let need = need(tokens.source(), &tokens.firsts, &spec);
+        check_budget(tokens.groups.budget(), need, tokens.source(), &spec)?;
         Ok(TokenRows { tokens, lanes, mixture, sources, next: Mutex::default() })
     }
 
@@ -288,9 +296,9 @@ impl TokenRows {
         &self.tokens
     }
 
-    /// Type of a token.
+    /// Type of a token in the rows. That of the [source](TokenSource::dtype) has the same bits.
     pub fn dtype(&self) -> DType {
-        self.tokens.source().dtype()
+        if self.lanes.spec().unsigned { DType::UInt32 } else { DType::Int32 }
     }
 
     /// Rows of this rank in a step.
