@@ -18,6 +18,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ["numpy==2.5.5", "ml-dtypes==0.6.0", "loaderx==2.8.19", "maturin==1.16.0"]
 TORCH = ["torch==2.15.0"]
+# The peers of the group tokens. The second one wants PyTorch, and has many others among its
+# requirements that are for clouds.
+TOKENS = ["datasets==4.0.0", "pyarrow==26.0.1", "zstd", "Brotli", "python-snappy", "catalogue"]
+TOKENS_ALONE = ["mosaicml-streaming==0.13.0"]
 LEAST_PYTHON = (3, 12)
 # Groups that measure the Python package.
 IN_PYTHON = {"python", "loader", "loader-memory"}
@@ -46,7 +50,14 @@ def main() -> int:
     target = cargo_target()
     venv = args.venv or target / "bench-venv"
     pins = REQUIREMENTS + (TORCH if args.torch else [])
-    python = environment(venv, args.python, env, pins)
+    tokens = args.only is not None and "tokens" in args.only.split(",")
+    if tokens:
+        pins = [*pins, *TORCH, *TOKENS]
+        venv = venv.with_name(f"{venv.name}-tokens")
+    python = environment(venv, args.python, env, list(dict.fromkeys(pins)))
+    if tokens:
+        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, *TOKENS_ALONE], env=env, check=True)
     print("building …", file=sys.stderr, flush=True)
     packages = ["-p", "batchfs", "-p", "batchfs-benches"]
     subprocess.run(["cargo", "build", "--release", "-q", *packages], cwd=ROOT, env=env, check=True)

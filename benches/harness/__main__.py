@@ -27,7 +27,10 @@ GROUPS = {
     "python": lambda ctx: package().calls(ctx),
     "loader": lambda ctx: package().loaders(ctx),
     "loader-memory": lambda ctx: package().memory(ctx),
+    "tokens": lambda ctx: importlib.import_module(".tokens", __package__).rows(ctx),
 }
+# Those that need none of the datasets of records.
+ALONE = {"tokens"}
 
 
 def package() -> ModuleType:
@@ -45,7 +48,7 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=0)
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    wanted = args.only.split(",") if args.only else list(GROUPS)
+    wanted = args.only.split(",") if args.only else [name for name in GROUPS if name not in ALONE]
     unknown = [name for name in wanted if name not in GROUPS]
     if unknown:
         parser.error(f"no group {', '.join(unknown)}; there are {', '.join(GROUPS)}")
@@ -59,13 +62,13 @@ def main() -> int:
 def run(args: argparse.Namespace, wanted: list[str], folder: Path, temp: Path) -> None:
     bench = Process(args.bin / "batchfs-bench")
     figures = Figures()
-    work = data.workloads(folder, args.quick)
+    work = [] if set(wanted) <= ALONE else data.workloads(folder, args.quick)
     say("making the datasets")
     for one in work:
         data.make(one, bench, args.bin / "batchfs")
     rounds = args.rounds or (2 if args.quick else 9)
     watch = Watch(args.patience)
-    ctx = Context(bench, args.bin, temp, work, figures, rounds, args.quick, watch)
+    ctx = Context(bench, args.bin, temp, work, figures, rounds, args.quick, watch, args.work)
     for name in wanted:
         say(name)
         GROUPS[name](ctx)

@@ -61,6 +61,20 @@ def _loader(workload: str, least: float, torch: float | None) -> list[Goal]:
     return goals
 
 
+def _tokens(codec: str) -> list[Goal]:
+    peer, what = "datasets, numpy", f"tokens, {codec}"
+    near, far = "batchfs", "batchfs, step 10,000,000"
+    start = "tokens, first batch"
+    return [
+        Goal(f"{what}: first pass", "tokens", codec, "batchfs", peer, 4, 6),
+        Goal(f"{what}: first pass, mount", "tokens", codec, "batchfs, mount", peer, 4, 6),
+        Goal(f"{what}: processor", "tokens, processor", codec, "batchfs", peer, 2, 1 / 0.35),
+        Goal(f"{what}: later epochs", "tokens", codec, "batchfs, later epochs", peer, 20, None),
+        Goal(f"{what}: a seek beside step 0", start, codec, far, near, 1 / 1.5, 1),
+        Goal(f"{what}: resumed", "tokens, resumed", codec, "batchfs", peer, 1, None),
+    ]
+
+
 ALL = "batchfs, all threads"
 
 GOALS = [
@@ -99,6 +113,7 @@ GOALS = [
         Goal(f"loader memory, {w}", "loader memory", w, "batchfs", "loaderx", 1, None)
         for w in ("image", "token", "ragged")
     ),
+    *(goal for codec in ("snappy", "zstd") for goal in _tokens(codec)),
     Goal("open and close, ready", "latency", "open and close, ready", "mount", None, 25, 15),
     Goal(
         "fresh name",

@@ -29,6 +29,8 @@ class Context:
     rounds: int
     quick: bool
     watch: Watch
+    work: Path | None = None
+    """Where datasets are kept for the next run."""
 
     def large(self) -> list[Workload]:
         return [work for work in self.workloads if work.name != "small"]

@@ -10,6 +10,7 @@ mod latency;
 mod memory;
 mod packed;
 mod reader;
+mod tokens;
 mod write;
 
 use std::collections::HashMap;
@@ -49,6 +50,8 @@ enum Request {
     Fresh { dir: PathBuf, suffix: String, start: u64, count: u64, pause_us: u64 },
     /// Times a byte's way to another thread and back, over a socket.
     RoundTrip { count: usize },
+    /// Fills the rows of epochs of tokens.
+    Tokens { source: PathBuf, spec: String, budget: Option<u64>, start: u64, passes: u64 },
     /// Reads and sums the files `start..start + count` of a folder, as u64 words.
     Sum { dir: PathBuf, suffix: String, skip: usize, start: u64, count: u64, how: reader::How },
 }
@@ -109,6 +112,9 @@ impl State {
                 json!({ "ns": latency::fresh(&dir, &suffix, start, count, pause_us)? })
             }
             Request::RoundTrip { count } => json!({ "ns": latency::round_trips(count)? }),
+            Request::Tokens { source, spec, budget, start, passes } => {
+                tokens::run(&source, &spec, budget, start, passes)?
+            }
             Request::Sum { dir, suffix, skip, start, count, how } => {
                 let (ns, sums) = reader::sum(&dir, &suffix, skip, start, count, how)?;
                 json!({ "ns": ns, "sums": sums })

@@ -197,6 +197,9 @@ fn specs_are_spelled_in_one_way_and_refused_in_words() {
     assert_eq!(spell("world=4,rank=1,seq_len=100,window=2,lanes=8,pieces=16"), ranks);
     assert_eq!(spell(ranks), ranks);
     assert!(spell("lanes=8,pieces=17").contains(",pieces=17"));
+    assert_eq!(spell("out=int32"), spell("lanes=256"));
+    let unsigned = "lanes=8,window=64,seq_len=2048,seed=0,out=uint32,rank=0,world=2";
+    assert_eq!(spell("world=2,out=uint32,lanes=8"), unsigned);
     for (text, parts) in [
         ("lanes=0", &["lanes=0"][..]),
         ("window=0", &["window=0"]),
@@ -208,10 +211,11 @@ fn specs_are_spelled_in_one_way_and_refused_in_words() {
         ("seq_len=8,pieces=9", &["pieces=9", "seq_len=8"]),
         (
             "batch=3",
-            &["unknown key \"batch\"", "lanes, window, seq_len, seed, pieces, rank, world"],
+            &["unknown key \"batch\"", "lanes, window, seq_len, seed, pieces, out, rank, world"],
         ),
         ("lane=3", &["did you mean lanes?"]),
         ("lanes=x", &["plain decimal"]),
+        ("out=int64", &["out=\"int64\"", "int32 or uint32"]),
     ] {
         let message = refusal(text);
         for part in parts {

@@ -9,8 +9,11 @@ import socketserver
 import subprocess
 import threading
 import time
+from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+from xml.sax.saxutils import escape
 
 import pytest
 from harness import wait_for
@@ -34,11 +37,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(root: Path):
-    """Serves the folders in `root` as buckets, to signed requests only."""
+def server(root: Path, signed: bool = True):
+    """Serves the folders in `root` as buckets, to signed requests only, or to anybody."""
     port = free_port()
     command = [server_program(), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--access-key", KEY, "--secret-key", SECRET, str(root)]
+    command += ["--access-key", KEY, "--secret-key", SECRET] if signed else []
+    command.append(str(root))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
 
@@ -65,6 +69,10 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.backend = backend
         self.fault = lambda method, path, number: None
+        # Says no to a request by what is in its headers: a status and the code in the answer.
+        self.refuse = lambda headers: None
+        # Keys to a page of a listing, which is then answered here, of the folder of the bucket.
+        self.page: tuple[Path, int] | None = None
         self.seen: list[tuple[str, str]] = []
         self.asked: list[tuple] = []
         self.lock = threading.Lock()
@@ -90,16 +98,19 @@ class Handler(BaseHTTPRequestHandler):
             number = proxy.asked.count(asked)
             proxy.asked.append(asked)
             proxy.seen.append((self.command, self.path))
+        refused = proxy.refuse(self.headers)
+        if refused:
+            self.answer(refused[0], f"<Error><Code>{refused[1]}</Code></Error>".encode())
+            return
         fault = proxy.fault(self.command, self.path, number)
         if fault == "hang":
             time.sleep(3600)
         if isinstance(fault, int):
-            body = b"<Error><Code>SlowDown</Code></Error>" if fault == 503 else b"<Error></Error>"
-            self.send_response(fault)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            slow = b"<Error><Code>SlowDown</Code></Error>"
+            self.answer(fault, slow if fault == 503 else b"<Error></Error>")
+            return
+        if proxy.page and "list-type=2" in self.path and not fault:
+            self.answer(200, self.listing(*proxy.page))
             return
         backend = http.client.HTTPConnection("127.0.0.1", proxy.backend, timeout=60)
         backend.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -134,6 +145,33 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     do_HEAD = do_GET
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def listing(self, bucket: Path, count: int) -> bytes:
+        """A page of the keys below the prefix that is asked for."""
+        asked = parse_qs(urlsplit(self.path).query)
+        [prefix], after = asked.get("prefix", [""]), asked.get("continuation-token", [""])[0]
+        files = [path for path in bucket.rglob("*") if path.is_file()]
+        keys = sorted(path.relative_to(bucket).as_posix() for path in files)
+        keys = [key for key in keys if key.startswith(prefix) and key > after]
+        page = keys[:count]
+        more = len(keys) > count
+        out = "<ListBucketResult>"
+        for key in page:
+            stat = (bucket / key).stat()
+            time = datetime.fromtimestamp(stat.st_mtime, timezone.utc).strftime("%FT%T.000Z")
+            out += f"<Contents><Key>{escape(key)}</Key><Size>{stat.st_size}</Size>"
+            out += f"<LastModified>{time}</LastModified></Contents>"
+        out += f"<IsTruncated>{str(more).lower()}</IsTruncated><KeyCount>{len(page)}</KeyCount>"
+        if more:
+            out += f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>"
+        return (out + "</ListBucketResult>").encode()
 
 
 @contextlib.contextmanager

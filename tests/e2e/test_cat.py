@@ -134,6 +134,8 @@ def test_tokens(box):
     names = ["batch/0", "batch/9.npy", "batch/3.safetensors", "batch/7.txt", "batch/2.json"]
     names += [f"record/{docs.index([])}", "record/1", "record/1.txt", "schema.json"]
     names = [f"tokens/{name}" for name in names] + [
+        "index/0",
+        "index/5.txt",
         "view/lanes=2,seq_len=16,window=2/tokens/batch/1"
     ]
     with box.mount(box.path / "text", spec=spec) as m:
@@ -142,5 +144,5 @@ def test_tokens(box):
             assert found == m.read(name), name
         listed = box.run("ls", "text", "tokens/batch", "--spec", spec).stdout.split()
         assert listed == sorted(os.listdir(m / "tokens/batch"), key=int)
-    box.fails("cat", "text", "index/0", "--spec", spec, names=["index/0", "there are README.txt"])
+    box.fails("cat", "text", "all", "--spec", spec, names=["all", "there are README.txt"])
     box.fails("cat", "text", "tokens/batch/0", "--spec", "batch=2", names=["lanes, window"])

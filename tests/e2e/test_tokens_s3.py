@@ -1,12 +1,17 @@
 """Token streams from an S3 server: the same bytes as from a folder, whatever goes wrong."""
 
+import contextlib
 import json
 import os
 import shutil
+import threading
+import time
+from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import s3
-from harness import errno_of
+from harness import errno_of, wait_for
 from token_data import by_pyarrow, documents
 
 SPEC = "lanes=4,window=3,seq_len=16,seed=7"
@@ -87,7 +92,10 @@ def test_faults_that_stay_are_errors_in_bounded_time(box, bucket, front):
         m.read("tokens/batch/0")
         far = m.config()["steps_per_cycle"] // 2
         front.fault = lambda method, path, n: 503
+        front.seen.clear()
         assert errno_of((m / f"tokens/batch/{far}").read_bytes) in ("EIO", "ETIMEDOUT")
+        # Two windows of three row groups, each asked for nine times at most.
+        assert len(front.seen) <= 9 * 6 + 9 * 3, "a storm of requests"
         assert "503" in m.errors() and "part" in m.errors()
         front.fault = lambda method, path, n: 403
         assert errno_of((m / f"tokens/batch/{far + 1}").read_bytes) == "EACCES"
@@ -133,13 +141,16 @@ def test_more_than_a_thousand_keys(box, bucket, front):
     env = s3.environment(front.port)
     told = json.loads(box.run("index", "s3://bucket/many", "--json", env=env).stdout)
     assert len(told["files"]) == 1100 and told["tokens"] == 3300
-    # A page of the list that fails is not the end of it.
-    pages = [n for n, (_, path) in enumerate(front.seen) if "list-type" in path]
-    if len(pages) > 1:
-        shutil.rmtree(box.path / "cache")
-        front.seen.clear()
-        front.fault = lambda method, path, n: 500 if "continuation-token" in path else None
-        box.fails("index", "s3://bucket/many", env=env, names=["s3://bucket/many", "list"])
+    # The same in pages, and then without the second one: that is not the end of the list.
+    front.page = (many.parent, 400)
+    front.seen.clear()
+    shutil.rmtree(box.path / "cache")
+    again = json.loads(box.run("index", "s3://bucket/many", "--json", env=env).stdout)
+    assert again["files"] == told["files"] and again["fingerprint"] == told["fingerprint"]
+    pages = [path for _, path in front.seen if "list-type" in path]
+    assert len(pages) == 3 and "continuation-token" in pages[2]
+    front.fault = lambda method, path, n: 500 if "continuation-token" in path else None
+    box.fails("index", "s3://bucket/many", env=env, names=["s3://bucket/many", "list"])
 
 
 def test_refusals_say_what_to_do(box, bucket, front):
@@ -155,5 +166,159 @@ def test_refusals_say_what_to_do(box, bucket, front):
     fails("s3://user:pass@bucket/data", names=["password", "environment"], env=env)
     profile = {"AWS_PROFILE": "work", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{front.port}"}
     fails("s3://bucket/data", names=["AWS_PROFILE"], env=profile)
+    container = {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{front.port}",
+    }
+    fails("s3://bucket/data", names=["TOKEN_FILE", "AWS_ACCESS_KEY_ID"], env=container)
     off = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
     fails("s3://bucket/data", names=["AWS_ACCESS_KEY_ID", "skip_signature"], env=off)
+
+
+NAMES = [
+    "lang=zh%2FCN/a b.parquet",
+    "t=2023-10-08T20%3A54/x.parquet",
+    "c#1?.parquet",
+    "a+b&c.parquet",
+    "na\u00efve.parquet",
+    "nai\u0308ve.parquet",
+    "tokens=1/x.parquet",
+    "L%3ABC.parquet",
+    "10.parquet",
+    "9.parquet",
+]
+
+
+def test_awkward_names_are_read_from_everywhere_in_one_order(box, bucket, front):
+    folder = bucket[0].parent / "awkward"
+    for number, name in enumerate(NAMES):
+        by_pyarrow(folder / name, [[number] * 8])
+    env = s3.environment(front.port)
+    spec = "lanes=2,window=3,seq_len=8,seed=1"
+    seen = []
+    for source in (folder, f"file://{folder}", "s3://bucket/awkward"):
+        told = json.loads(box.run("index", source, "--json", env=env).stdout)
+        assert [f["file"] for f in told["files"]] == sorted(NAMES, key=os.fsencode)
+        with box.mount(source, spec=spec, env=env) as m:
+            seen.append(batches(m, range(8)))
+    assert seen[0] == seen[1] == seen[2]
+
+
+class Credentials(BaseHTTPRequestHandler):
+    """Gives out credentials that live for some seconds, each time others."""
+
+    def do_GET(self):
+        given = self.server.given
+        given.append(time.time() + self.server.life)
+        until = datetime.fromtimestamp(given[-1], timezone.utc).strftime("%FT%TZ")
+        keys = {"AccessKeyId": s3.KEY, "SecretAccessKey": s3.SECRET}
+        body = json.dumps({**keys, "Token": f"token-{len(given) - 1}", "Expiration": until})
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *args):
+        pass
+
+
+def test_credentials_that_expire_are_fetched_anew(box, bucket, front):
+    folder, _ = bucket
+    with box.mount(folder, spec=SPEC) as m:
+        steps = range(m.config()["steps_per_cycle"])
+        want = batches(m, steps)
+
+    keeper = ThreadingHTTPServer(("127.0.0.1", 0), Credentials)
+    keeper.given, keeper.life = [], 2
+    threading.Thread(target=keeper.serve_forever, daemon=True).start()
+
+    def refuse(headers):
+        token = headers.get("x-amz-security-token", "")
+        number = int(token.removeprefix("token-") or 0) if token.startswith("token-") else None
+        if number is None:
+            return 403, "AccessDenied"
+        return (400, "ExpiredToken") if time.time() > keeper.given[number] else None
+
+    front.refuse = refuse
+    env = s3.environment(front.port)
+    del env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"]
+    env["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = f"http://127.0.0.1:{keeper.server_port}/keys"
+    (box.path / "authorization").write_text("let me in")
+    env["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"] = str(box.path / "authorization")
+    try:
+        with box.mount("s3://bucket/data", "--budget", "100KB", spec=SPEC, env=env) as m:
+            first = len(keeper.given)
+            for part in range(3):
+                share = steps[part * len(steps) // 3 : (part + 1) * len(steps) // 3]
+                assert batches(m, share) == want[share.start : share.stop]
+                # Longer than any credentials live.
+                time.sleep(2.5)
+            assert len(keeper.given) > first
+            said = m.errors() + m.read(".batchfs/config.json").decode()
+            assert "token-" not in said and s3.SECRET not in said
+    finally:
+        keeper.shutdown()
+        keeper.server_close()
+
+
+def test_public_buckets_are_read_without_a_signature(box, bucket):
+    folder, _ = bucket
+    with s3.server(folder.parent.parent, signed=False) as port, s3.proxy(port) as front:
+        signed = []
+        front.refuse = lambda headers: signed.append(headers.get("Authorization"))
+        env = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{front.port}", "AWS_REGION": "us-east-1"}
+        option = ("--storage-option", "skip_signature=true")
+        told = json.loads(box.run("index", "s3://bucket/data", "--json", *option, env=env).stdout)
+        assert told["tokens"] == json.loads(box.run("index", folder, "--json").stdout)["tokens"]
+        assert signed and not any(signed)
+
+
+def test_a_wrong_region_is_said_as_the_server_says_it(box, bucket, front):
+    front.refuse = lambda headers: (
+        (400, "AuthorizationHeaderMalformed")
+        if "/eu-west-9/" in headers.get("Authorization", "")
+        else None
+    )
+    env = {**s3.environment(front.port), "AWS_REGION": "eu-west-9"}
+    said = box.fails("index", "s3://bucket/data", env=env, names=["s3://bucket/data"])
+    assert "AuthorizationHeaderMalformed" in said and s3.KEY not in said
+    assert box.run("index", "s3://bucket/data", "--storage-option", "region=us-east-1", env=env)
+
+
+def test_what_hangs_holds_up_nobody_else(box, bucket, front):
+    """Sixty-four readers wait for a server that never answers; everything else goes on."""
+    folder, _ = bucket
+    with contextlib.ExitStack() as stack:
+        far = stack.enter_context(
+            box.mount("s3://bucket/data", spec=SPEC, env=s3.environment(front.port), at="far")
+        )
+        near = stack.enter_context(box.mount(folder, spec=SPEC, at="near"))
+        far.read("tokens/batch/0")
+        step = far.config()["steps_per_cycle"] // 2
+        front.fault = lambda method, path, n: "hang"
+        code = """
+import os, sys
+print("ready", flush=True)
+try:
+    open(sys.argv[1], "rb").read()
+except OSError as e:
+    sys.exit(7)
+"""
+        readers = [box.python(code, far / f"tokens/batch/{step + i % 8}") for i in range(64)]
+        for _ in range(3):
+            assert os.listdir(far.dir) and os.statvfs(far.dir).f_blocks
+            assert len(os.listdir(far / "tokens/batch")) > step
+            assert (far / f"tokens/batch/{step + 9}.npy").stat().st_size > 0
+            assert len(far.read("tokens/batch/0")) == 256
+            assert near.read(f"tokens/batch/{step}")
+        assert all(reader.poll() is None for reader in readers), "they wait"
+        # What hangs is given up: each reader hears of it.
+        assert {reader.wait(120) for reader in readers} == {7}
+        assert "part" in far.errors() and (
+            "no answer" in far.errors() or "imed out" in far.errors()
+        )
+        front.fault = lambda method, path, n: None
+        # What was on its way is given up within its own time.
+        path = far / f"tokens/batch/{step}"
+        wait_for(lambda: errno_of(path.read_bytes) is None, "it recovers", 60)
+        assert path.read_bytes() == near.read(f"tokens/batch/{step}")

@@ -86,6 +86,14 @@ impl Dataset {
         &self.origin
     }
 
+    /// The files and folders that it is made of, or addresses: more than one if it is a mixture.
+    pub fn places(&self) -> Vec<PathBuf> {
+        match &self.tokens {
+            Some(tokens) => tokens.origins().iter().map(PathBuf::from).collect(),
+            None => vec![self.origin.clone()],
+        }
+    }
+
     /// The streams, in the order of their numbers.
     pub fn streams(&self) -> &[NamedStream] {
         &self.streams
@@ -255,10 +263,7 @@ impl View {
         };
         let arrays = match (&self.order, key.item) {
             (Order::Tokens(rows), Item::Batch(_) | Item::All) => rows.arrays(face).map_err(no)?,
-            (Order::Tokens(_), Item::Index) => {
-                let why = "a step of tokens has no record ids; tokens/batch/<step>.safetensors says where its tokens come from";
-                return Err(no(why.to_owned()));
-            }
+            (Order::Tokens(rows), Item::Index) => rows.index_arrays().map_err(no)?,
             _ => self.arrays(key)?,
         };
         let about = match face {

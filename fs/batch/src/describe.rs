@@ -62,6 +62,7 @@ impl View {
                     out["format"] = "batchfs-tokens".into();
                     out["layout"] = "dense".into();
                     out["epoch"] = out["cycle"].take();
+                    out["mix"] = self.mixed(key.number);
                     return Ok(format!("{out:#}\n"));
                 }
                 let ids = self.plan(key)?;
@@ -77,6 +78,33 @@ impl View {
             }
         }
         Ok(format!("{out:#}\n"))
+    }
+}
+
+impl View {
+    /// What `schema.json` of the stream with this number says.
+    pub fn schema(&self, stream: u16) -> Option<Value> {
+        let mut out = self.dataset().stream(stream)?.describe();
+        if let Some(rows) = self.rows() {
+            out["batch"] = json!({
+                "dtype": rows.dtype(),
+                // What the bits of a token are in the source.
+                "bits": rows.tokens().source().dtype(),
+                "shape": [rows.rows(), rows.lanes().spec().seq_len],
+            });
+        }
+        Some(out)
+    }
+
+    /// What is told of a step of a mixture: the mix, and which source each row is of.
+    fn mixed(&self, step: u64) -> Value {
+        let Some(rows) = self.rows() else { return Value::Null };
+        let (Some(mix), Some(from)) = (rows.tokens().mix(), rows.mixed(step)) else {
+            return Value::Null;
+        };
+        let names: Vec<&str> = mix.names().collect();
+        let sources: Vec<&str> = from.iter().map(|row| names[row.source]).collect();
+        json!({ "weights": mix.to_string(), "sources": sources })
     }
 }
 

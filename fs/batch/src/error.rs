@@ -53,13 +53,15 @@ pub enum Error {
     },
     /// The budget for decoded row groups cannot hold what one step needs.
     #[error(
-        "{spec} needs {needed} bytes for the decoded row groups that one step can be made of, and the budget is {limit}; give a larger --budget, or take a smaller window"
+        "{spec} needs {needed} bytes for the decoded row groups that one step can be made of ({largest}), and the budget is {limit}; give a larger --budget, or take a smaller window"
     )]
     Budget {
         /// The spec.
         spec: String,
         /// The least budget.
         needed: u64,
+        /// The largest row group, and what it takes.
+        largest: String,
         /// The budget.
         limit: u64,
     },

@@ -79,6 +79,7 @@ pub(crate) fn gather(
             Fill::Offsets(s) => offsets(stream(view, s)?, ids, out)?,
             Fill::Shapes(s) => shapes(stream(view, s)?, ids, out)?,
             Fill::Ids => put(out, ids),
+            Fill::PieceTable => step.as_ref().ok_or_else(|| no_step(view))?.table(out)?,
             Fill::Tokens => {
                 let step = step.as_ref().ok_or_else(|| no_step(view))?;
                 match pool {
@@ -105,7 +106,9 @@ pub(crate) fn step<'a>(
     number: u64,
 ) -> Result<Option<Step<'a>>, Failure> {
     match view.rows() {
-        Some(rows) if layout.arrays.iter().any(|a| a.fill == Fill::Tokens) => {
+        Some(rows)
+            if layout.arrays.iter().any(|a| matches!(a.fill, Fill::Tokens | Fill::PieceTable)) =>
+        {
             Ok(Some(rows.step(number)?))
         }
         _ => Ok(None),

@@ -24,6 +24,8 @@ pub enum Fill {
     Shapes(u16),
     /// The record ids.
     Ids,
+    /// The pieces of a step, in order: document, place in it and length of each.
+    PieceTable,
     /// The tokens of a step, row after row.
     Tokens,
     /// Where the pieces of a step begin in its rows.

@@ -49,6 +49,10 @@ pub(crate) fn write(
                     put(to, ids);
                     Ok(())
                 })?,
+                Fill::PieceTable => {
+                    let step = step.as_ref().ok_or_else(|| no_step(view))?;
+                    out.with(array.nbytes, |to| step.table(to))?;
+                }
                 Fill::Zeros => out.zeros(array.nbytes)?,
                 Fill::Tokens => {
                     let step = step.as_ref().ok_or_else(|| no_step(view))?;

@@ -96,13 +96,19 @@ fn token_readme(view: &View, rows: &TokenRows) -> String {
     let spec = rows.lanes().spec();
     let (count, steps, len) = (rows.rows(), rows.steps_per_epoch(), spec.seq_len);
     let (dtype, total) = (rows.dtype(), rows.lanes().epoch_tokens());
+    let mix = rows.tokens().mix().map_or(String::new(), |mix| {
+        let (block, shares) = mix.shares();
+        let shares: Vec<String> =
+            mix.names().zip(shares).map(|(name, share)| format!("{share} of {name}")).collect();
+        format!("\n  mix      of each {block} rows in order {}", shares.join(", "))
+    });
     format!(
         "\
 This folder is a dataset of tokens, mounted by batchfs. Every training batch is a file.
 
   source   {source}
   tokens   {total} in {documents} documents, column of Parquet files
-  spec     {spec}
+  spec     {spec}{mix}
   batch    {dtype} ({count}, {len}): full rows, no token dropped, none padded
   epoch    {steps} steps
 
@@ -115,7 +121,9 @@ What is where:
   tokens/batch/17.json         dtype, shape, epoch
   tokens/batch/17.txt          a look at its values; .sha256 is their hash
   tokens/record/5              one document, in the order of the source
-  tokens/schema.json           what a document is
+  tokens/schema.json           what a document is, and a batch
+  index/17[.npy|.txt]          the pieces of documents that step 17 is made of, int64:
+                               document, place in it, length; then -1
   view/<spec>/                 the same under another spec, such as view/lanes=64,seed=7
   .batchfs/config.json         how this was mounted
   .batchfs/metrics             counters and gauges, Prometheus text
@@ -144,6 +152,7 @@ pub(crate) fn config(tree: &Tree) -> String {
         Some(Delivery::Cached { why }) => ("cached", Some(why.as_str())),
         None => ("none", Some("not mounted")),
     };
+    let tokens = view.dataset().tokens();
     // What only a mount has.
     let mounted = tree.delivery.get().is_some();
     let out = json!({
@@ -154,6 +163,8 @@ pub(crate) fn config(tree: &Tree) -> String {
         "streams": streams,
         "records": view.dataset().len(),
         "spec": view.spec().to_string(),
+        "mix": tokens.and_then(|tokens| tokens.mix()).map(|mix| mix.to_string()),
+        "sources": tokens.filter(|tokens| tokens.mix().is_some()).map(|tokens| tokens.origins()),
         "local_batch": view.local_batch(),
         "steps_per_cycle": view.steps_per_cycle(),
         "delivery": delivery,
@@ -190,6 +201,12 @@ pub(crate) fn metrics(tree: &Tree) -> String {
         let figures = tokens.figures();
         for (name, kind, help, value) in [
             ("row_groups_decoded_total", "counter", "Row groups decoded", figures.decoded),
+            (
+                "row_groups_decoded_ahead_total",
+                "counter",
+                "Row groups decoded before a step needed them",
+                figures.ahead,
+            ),
             (
                 "row_group_hits_total",
                 "counter",

@@ -208,10 +208,9 @@ impl Tree {
 
     /// What every view has.
     fn inner(&self, view: u16) -> Vec<(String, Node)> {
-        let mut all = Vec::new();
-        // A step of tokens has no record ids, and is the only stream.
+        let mut all = vec![("index".to_owned(), Node::Inner(view, Inner::Indices))];
+        // Tokens are the only stream.
         if self.dataset().tokens().is_none() {
-            all.push(("index".to_owned(), Node::Inner(view, Inner::Indices)));
             all.push(("all".to_owned(), Node::Inner(view, Inner::All)));
         }
         let streams = self.dataset().streams().iter().enumerate();
@@ -291,8 +290,8 @@ impl Tree {
             Node::Top(Top::Config) => Some(guide::config(self)),
             Node::Top(Top::Metrics) => Some(guide::metrics(self)),
             Node::Top(Top::Errors) => Some(self.errors.text()),
-            Node::Inner(_, Inner::Schema(s)) => {
-                self.dataset().stream(s).map(|s| format!("{:#}\n", s.describe()))
+            Node::Inner(view, Inner::Schema(s)) => {
+                Some(format!("{:#}\n", self.views.get(view)?.schema(s)?))
             }
             Node::File(key) if key.face == Face::Json => {
                 self.views.get(key.view)?.describe(key).ok()

@@ -162,6 +162,9 @@ fn s3(
     if !named && set("profile") {
         return Err("AWS_PROFILE is set, and profiles are not read; put AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, for example by `eval $(aws configure export-credentials --format env)`".to_owned());
     }
+    if set("container_credentials_full_uri") && !set("container_authorization_token_file") {
+        return Err("AWS_CONTAINER_CREDENTIALS_FULL_URI is set, and is read only together with AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE; set that, too, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".to_owned());
+    }
     if !named && set("ec2_metadata_disabled") {
         return Err(NO_CREDENTIALS.to_owned());
     }
@@ -225,14 +228,15 @@ impl Inner {
                 io::ErrorKind::PermissionDenied
             }
             StoreError::Precondition { .. } => return bad_file(self.name(key), CHANGED),
-            _ if why.contains("imed out") || why.contains("imeout") => io::ErrorKind::TimedOut,
-            _ if why.contains("metadata") && why.contains("169.254.") => {
+            // The address of a cloud machine's own credentials, which is asked last.
+            _ if why.contains("//169.254.169.254/") => {
                 return Error::Io {
                     path: self.name(key).into(),
                     action,
                     source: io::Error::new(io::ErrorKind::PermissionDenied, NO_CREDENTIALS),
                 };
             }
+            _ if why.contains("imed out") || why.contains("imeout") => io::ErrorKind::TimedOut,
             _ => io::ErrorKind::Other,
         };
         Error::Io { path: self.name(key).into(), action, source: io::Error::new(kind, why) }
@@ -382,10 +386,14 @@ impl Place for Remote {
             at.and_then(|at| ahead.remove(at))
         };
         self.runtime.block_on(async {
-            if let Some(Ahead { task, .. }) = coming
-                && let Ok(done) = task.await
-            {
-                return done;
+            if let Some(Ahead { task, .. }) = coming {
+                // What failed before anybody wanted it may be right by now.
+                let early = task.is_finished();
+                match task.await {
+                    Ok(Err(_)) if early => {}
+                    Ok(done) => return done,
+                    Err(_) => {}
+                }
             }
             self.inner.read(file, range).await
         })

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::SpecError;
-use crate::text::{items, number};
+use crate::text::{bad, items, number};
 
 /// How the tokens of a dataset are packed into rows, and which rows this rank gets.
 ///
@@ -22,6 +22,8 @@ pub struct LaneSpec {
     pub seed: u64,
     /// Room for pieces of documents, per row: 1 to `seq_len`. It has no influence on the order.
     pub pieces: u64,
+    /// Whether tokens are given out as uint32 instead of int32: the same bits.
+    pub unsigned: bool,
     /// This rank, `0..world`.
     pub rank: u64,
     /// The number of ranks; divides `lanes`.
@@ -44,13 +46,14 @@ impl Default for LaneSpec {
             seq_len,
             seed: 0,
             pieces: default_pieces(seq_len),
+            unsigned: false,
             rank: 0,
             world: 1,
         }
     }
 }
 
-const KEYS: [&str; 7] = ["lanes", "window", "seq_len", "seed", "pieces", "rank", "world"];
+const KEYS: [&str; 8] = ["lanes", "window", "seq_len", "seed", "pieces", "out", "rank", "world"];
 
 impl LaneSpec {
     /// Checks what can be checked without the data.
@@ -101,6 +104,14 @@ impl FromStr for LaneSpec {
         let mut spec = Self::default();
         let mut pieces = None;
         for (key, value) in items(text, &KEYS)? {
+            if key == "out" {
+                spec.unsigned = match value {
+                    "int32" => false,
+                    "uint32" => true,
+                    _ => return Err(bad(key, value, "int32 or uint32")),
+                };
+                continue;
+            }
             let value = number(key, value)?;
             match key {
                 "lanes" => spec.lanes = value,
@@ -120,10 +131,13 @@ impl FromStr for LaneSpec {
 
 impl fmt::Display for LaneSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { lanes, window, seq_len, seed, pieces, rank, world } = *self;
+        let Self { lanes, window, seq_len, seed, pieces, unsigned, rank, world } = *self;
         write!(f, "lanes={lanes},window={window},seq_len={seq_len},seed={seed}")?;
         if pieces != default_pieces(seq_len) {
             write!(f, ",pieces={pieces}")?;
+        }
+        if unsigned {
+            f.write_str(",out=uint32")?;
         }
         if world > 1 {
             write!(f, ",rank={rank},world={world}")?;

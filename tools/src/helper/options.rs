@@ -3,14 +3,25 @@
 use std::collections::BTreeMap;
 
 /// Keys of the sampler's spec, of records and of tokens.
-const SPEC: [&str; 10] =
-    ["mode", "batch", "seed", "remainder", "rank", "world", "lanes", "window", "seq_len", "pieces"];
+const SPEC: [&str; 11] = [
+    "mode",
+    "batch",
+    "seed",
+    "remainder",
+    "rank",
+    "world",
+    "lanes",
+    "window",
+    "seq_len",
+    "pieces",
+    "out",
+];
 
 /// Options of `batchfs mount` with a value.
 const VALUES: [&str; 6] = ["memory", "threads", "verify", "log", "column", "budget"];
 
 /// Those that may be given more than once.
-const MANY: [&str; 2] = ["dtype", "storage_option"];
+const MANY: [&str; 3] = ["dtype", "storage_option", "mix"];
 
 /// Options of `batchfs mount` without a value.
 const FLAGS: [&str; 3] = ["cached", "allow_other", "nonempty"];

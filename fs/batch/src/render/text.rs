@@ -31,6 +31,25 @@ pub(super) fn render(
         bytes.get(a.offset as usize..(a.offset + a.nbytes) as usize).ok_or("the bare file is short")
     };
     match &layout.arrays[..] {
+        [table] if table.fill == Fill::PieceTable => {
+            let _ = writeln!(out, "spec {}, step {}", view.spec(), key.number);
+            let _ = writeln!(out, "row document offset length");
+            let seq_len = view.rows().map_or(1, |rows| rows.lanes().spec().seq_len as i64);
+            let mut at = 0;
+            for piece in part(table)?.chunks_exact(24) {
+                let number = |i: usize| {
+                    let mut number = [0; 8];
+                    number.copy_from_slice(&piece[8 * i..8 * i + 8]);
+                    i64::from_le_bytes(number)
+                };
+                let (document, offset, len) = (number(0), number(1), number(2));
+                if document < 0 {
+                    break;
+                }
+                let _ = writeln!(out, "{} {document} {offset} {len}", at / seq_len);
+                at += len;
+            }
+        }
         [one] => {
             let _ = writeln!(out, "{} {}, {} bytes", one.dtype, tuple(&one.shape), one.nbytes);
             if !matches!(key.item, Item::Record(_)) {

@@ -11,6 +11,8 @@ use std::thread;
 
 use batchfs_store::{Error, GroupCounts, TokenGroup, TokenSource};
 
+use super::rows::TokenFigures;
+
 /// Decodes row groups and keeps them while there is room.
 pub(crate) struct Groups {
     inner: Arc<Inner>,
@@ -25,6 +27,7 @@ struct Inner {
     /// Signalled when something was decoded, or is no longer pinned.
     changed: Condvar,
     decoded: AtomicU64,
+    decoded_ahead: AtomicU64,
     hits: AtomicU64,
 }
 
@@ -93,6 +96,7 @@ impl Groups {
             work: Condvar::new(),
             changed: Condvar::new(),
             decoded: AtomicU64::new(0),
+            decoded_ahead: AtomicU64::new(0),
             hits: AtomicU64::new(0),
         });
         let groups = Groups { inner };
@@ -112,23 +116,32 @@ impl Groups {
         self.inner.budget
     }
 
-    /// Bytes of what is in memory; row groups decoded; pins of those that were there already.
-    pub(crate) fn figures(&self) -> (u64, u64, u64) {
+    /// What was done so far; what the source received is for the source to say.
+    pub(crate) fn figures(&self) -> TokenFigures {
         let inner = &self.inner;
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        (inner.lock().used, count(&inner.decoded), count(&inner.hits))
+        TokenFigures {
+            budget: inner.budget,
+            used: inner.lock().used,
+            decoded: count(&inner.decoded),
+            ahead: count(&inner.decoded_ahead),
+            hits: count(&inner.hits),
+            received: 0,
+        }
     }
 
     /// Pins the row groups `wanted`, which fit into the budget together, and waits until they are
-    /// decoded. They are what reading ahead does not displace from now on.
+    /// decoded. They, and those that are wanted `soon`, are what reading ahead does not displace from
+    /// now on.
     ///
     /// # Errors
     /// The first of them that could not be read.
-    pub(crate) fn pin(&self, wanted: &[usize]) -> Result<Pinned, Error> {
+    pub(crate) fn pin(&self, wanted: &[usize], soon: &[usize]) -> Result<Pinned, Error> {
         let wanted: HashSet<usize> = wanted.iter().copied().collect();
         let inner = &self.inner;
-        let mut state = inner.admit(&wanted);
+        let mut state = inner.admit(&wanted, soon);
         state.kept.clone_from(&wanted);
+        state.kept.extend(soon);
         inner.work.notify_all();
         let pinned = loop {
             let own = state.demand.iter().position(|group| wanted.contains(group));
@@ -266,10 +279,18 @@ impl Inner {
         self.source.groups().get(group).copied().map_or(0, GroupCounts::decoded_bytes)
     }
 
-    /// Waits until `wanted` fit beside what others have pinned, and pins them.
-    fn admit(&self, wanted: &HashSet<usize>) -> MutexGuard<'_, State> {
+    /// Waits until `wanted` fit beside what others have pinned, and pins them. What is wanted `soon`
+    /// counts as used.
+    fn admit(&self, wanted: &HashSet<usize>, soon: &[usize]) -> MutexGuard<'_, State> {
         let own: u64 = wanted.iter().map(|group| self.bytes(*group)).sum();
         let mut state = self.lock();
+        state.clock += 1;
+        let now = state.clock;
+        for group in soon {
+            if let Some(entry) = state.entries.get_mut(group) {
+                entry.last = now;
+            }
+        }
         loop {
             let ahead = std::mem::take(&mut state.ahead);
             let (now, later): (VecDeque<_>, VecDeque<_>) =
@@ -354,7 +375,11 @@ impl Inner {
                 if state.stop {
                     return;
                 }
-                if let Some(group) = state.demand.pop_front().or_else(|| state.ahead.pop_front()) {
+                if let Some(group) = state.demand.pop_front() {
+                    break group;
+                }
+                if let Some(group) = state.ahead.pop_front() {
+                    self.decoded_ahead.fetch_add(1, Ordering::Relaxed);
                     break group;
                 }
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);

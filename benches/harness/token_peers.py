@@ -1,0 +1,156 @@
+"""One pass over documents of tokens with a peer, packed into full rows; answers one JSON line.
+
+`python -m harness.token_peers WHO FOLDER LANES SEQ_LEN`. Every batch is summed, as uint64 words.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Documents = Iterable[np.ndarray]
+
+
+class Pack:
+    """Rows of a batch, filled with one document behind the other."""
+
+    def __init__(self, lanes: int, seq_len: int) -> None:
+        self.out = np.empty(lanes * seq_len, np.int32)
+        self.sum = np.uint64(0)
+
+    def batches(self, documents: Documents) -> Iterator[None]:
+        at, size = 0, len(self.out)
+        for document in documents:
+            done = 0
+            while done < len(document):
+                count = min(size - at, len(document) - done)
+                self.out[at : at + count] = document[done : done + count]
+                at, done = at + count, done + count
+                if at == size:
+                    self.sum += self.out.view(np.uint64).sum()
+                    at = 0
+                    yield
+
+
+def by_map(folder: Path, kind: str, skip: int = 0) -> Documents:
+    """Converted to Arrow once, then shuffled by index."""
+    import datasets
+
+    files = sorted(str(path) for path in (folder / "parquet").glob("*.parquet"))
+    cache = str(folder / "hf-cache")
+    data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=cache)
+    data = data.select_columns("tokens").shuffle(seed=1, keep_in_memory=True)
+    for part in data.skip(skip).with_format(kind).iter(batch_size=1000):
+        if kind == "arrow":
+            yield part["tokens"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        else:
+            yield from part["tokens"]
+
+
+def stream(folder: Path, state: dict[str, Any] | None = None) -> tuple[Any, Documents]:
+    """Read from Parquet as it goes, shuffled in a buffer."""
+    import datasets
+
+    files = sorted(str(path) for path in (folder / "parquet").glob("*.parquet"))
+    data = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+    data = data.select_columns("tokens").shuffle(seed=1, buffer_size=1000).with_format("numpy")
+    if state:
+        data.load_state_dict(state)
+    return data, (row["tokens"] for row in data)
+
+
+def mosaic(folder: Path, skip: int = 0) -> Documents:
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()
+    data = StreamingDataset(
+        local=str(folder / "mds"), shuffle=True, shuffle_seed=1, batch_size=1, num_canonical_nodes=1
+    )
+    if skip:
+        data.load_state_dict(data.state_dict(skip, from_beginning=True))
+    for row in data:
+        yield row["tokens"]
+
+
+def to_mds(folder: Path) -> None:
+    import pyarrow.parquet as pq
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder / "mds"), columns={"tokens": "ndarray:int32"}) as out:
+        for path in sorted((folder / "parquet").glob("*.parquet")):
+            file = pq.ParquetFile(path)
+            for group in range(file.num_row_groups):
+                column = file.read_row_group(group, ["tokens"]).column(0).combine_chunks()
+                offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+                for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
+                    if begin < end:
+                        out.write({"tokens": values[begin:end]})
+
+
+def cpu() -> int:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return int((used.ru_utime + used.ru_stime) * 1e9)
+
+
+def main() -> None:
+    who, folder, lanes, seq_len = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:5])
+    if who == "to mds":
+        to_mds(folder)
+        return
+    # Importing takes seconds, and is no part of it.
+    if who == "mosaic":
+        import streaming  # noqa: F401
+    else:
+        import datasets
+
+        datasets.disable_progress_bars()
+    size, pack = lanes * seq_len, Pack(lanes, seq_len)
+    data: Any = None
+
+    def documents(resumed: bool) -> Documents:
+        nonlocal data
+        half = 1000 * 32 if resumed else 0
+        if who == "mosaic":
+            return mosaic(folder, half)
+        if who == "datasets, streaming":
+            state = data.state_dict() if resumed else None
+            data, rows = stream(folder, state)
+            return rows
+        return by_map(folder, who.removeprefix("datasets, "), half)
+
+    start = time.perf_counter_ns()
+    batches = pack.batches(documents(False))
+    next(batches)
+    first, used, begin = time.perf_counter_ns() - start, cpu(), time.perf_counter_ns()
+    count = 0
+    for _ in batches:
+        count += 1
+    answer = {
+        "first": first,
+        "ns": time.perf_counter_ns() - begin,
+        "cpu": cpu() - used,
+        "tokens": count * size,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "sum": int(pack.sum),
+    }
+    if who == "datasets, streaming":
+        # In the middle of an epoch.
+        data, rows = stream(folder)
+        for _, _ in zip(range(20_000), rows, strict=False):
+            pass
+    start = time.perf_counter_ns()
+    next(pack.batches(documents(True)))
+    answer["resumed"] = time.perf_counter_ns() - start
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

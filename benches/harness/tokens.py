@@ -1,0 +1,176 @@
+"""Rows of tokens from Parquet: beside `datasets` and MosaicML Streaming."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from . import quiet
+from .process import Process
+from .turns import Context, require
+
+LANES, SEQ_LEN, WINDOW = 64, 2048, 16
+SPEC = f"lanes={LANES},window={WINDOW},seq_len={SEQ_LEN},seed=1"
+FAR = 10_000_000
+PEERS = ["datasets, numpy", "datasets, arrow", "datasets, streaming", "mosaic"]
+
+
+def make(folder: Path, codec: str, quick: bool) -> None:
+    """About 1,000 documents and a million tokens a row group; lengths are log-normal."""
+    if (folder / "done").exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "parquet").mkdir(parents=True)
+    random = np.random.default_rng(5)
+    files, groups, documents = (2, 4, 200) if quick else (4, 16, 1000)
+    for number in range(files):
+        path = folder / f"parquet/{number}.parquet"
+        schema = pa.schema([("id", pa.int64()), ("tokens", pa.list_(pa.int32()))])
+        with pq.ParquetWriter(path, schema, compression=codec) as writer:
+            for _ in range(groups):
+                lengths = random.lognormal(np.log(1030) - 0.5, 1.0, documents).astype(np.int32)
+                offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+                # Some words are much more frequent than others.
+                tokens = (50_000 * random.random(offsets[-1]) ** 4).astype(np.int32)
+                column = pa.ListArray.from_arrays(offsets, tokens)
+                ids = pa.array(np.arange(documents))
+                writer.write_table(pa.table([ids, column], schema), row_group_size=documents)
+    command = [sys.executable, "-m", "harness.token_peers", "to mds", folder, "1", "1"]
+    subprocess.run([str(part) for part in command], check=True)
+    (folder / "done").write_text("")
+
+
+def peer(who: str, folder: Path) -> dict[str, Any]:
+    command = ["-m", "harness.token_peers", who, str(folder), str(LANES), str(SEQ_LEN)]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf-home")}
+    child = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, env=env)
+    quiet.ours.add(child.pid)
+    out, _ = child.communicate()
+    quiet.ours.discard(child.pid)
+    require(child.returncode == 0, who)
+    return json.loads(out.splitlines()[-1])
+
+
+def ours(ctx: Context, folder: Path, start: int, passes: int, budget: int | None) -> dict[str, Any]:
+    bench = Process(ctx.bin / "batchfs-bench")
+    fields = {"source": folder / "parquet", "spec": SPEC, "start": start, "passes": passes}
+    said = bench.ask("tokens", budget=budget, **fields)
+    bench.close()
+    return said
+
+
+def used(pid: int) -> int:
+    return quiet.used(pid) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def mount(ctx: Context, folder: Path, steps: int) -> dict[str, Any]:
+    """A mount from its start on, read by a process of its own."""
+    at = ctx.folder / "mnt"
+    at.mkdir(exist_ok=True)
+    start = time.perf_counter_ns()
+    command = [ctx.bin / "batchfs", "mount", folder / "parquet", at, "--spec", SPEC, "-f"]
+    daemon = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+    quiet.ours.add(daemon.pid)
+    assert daemon.stdout and daemon.stdout.readline()
+    reader = Process(sys.executable, "-m", "harness.reader")
+    ask = lambda begin, count: reader.ask(  # noqa: E731
+        "mount", folder=at / "tokens/batch", face="mmap", start=begin, count=count
+    )
+    try:
+        ask(0, 1)
+        first = time.perf_counter_ns() - start
+        before, begin = used(daemon.pid) + used(reader.child.pid), time.perf_counter_ns()
+        ask(1, steps - 1)
+        return {
+            "first": first,
+            "ns": time.perf_counter_ns() - begin,
+            "cpu": used(daemon.pid) + used(reader.child.pid) - before,
+            "tokens": (steps - 1) * LANES * SEQ_LEN,
+        }
+    finally:
+        reader.close()
+        umount = [str(ctx.bin / "batchfs"), "umount", "--lazy", str(at)]
+        subprocess.run(umount, capture_output=True, check=False)
+        daemon.wait(timeout=30)
+        quiet.ours.discard(daemon.pid)
+
+
+def rows(ctx: Context) -> None:
+    for codec in ("snappy", "zstd"):
+        folder = (ctx.work or ctx.folder) / f"tokens-{codec}{'-quick' if ctx.quick else ''}"
+        make(folder, codec, ctx.quick)
+        _rows(ctx, folder, codec)
+
+
+def _rows(ctx: Context, folder: Path, codec: str) -> None:
+    say: dict[str, list[dict[str, Any]]] = {}
+
+    def keep(who: str, said: dict[str, Any]) -> list[float]:
+        say.setdefault(who, []).append(said)
+        return [float(said["first"])]
+
+    def in_process(turn: int) -> list[float]:
+        said = ours(ctx, folder, 0, 1, None)
+        return keep("batchfs", {**said, **said["passes"][0]})
+
+    def later(turn: int) -> list[float]:
+        # Everything stays in memory: the second pass reads nothing.
+        said = ours(ctx, folder, 0, 2, 8 << 30)
+        return keep("batchfs, later epochs", {**said, **said["passes"][1]})
+
+    def far(turn: int) -> list[float]:
+        said = ours(ctx, folder, FAR, 0, None)
+        require(said["decoded"] <= 2 * WINDOW, "a seek decodes no more than two windows")
+        return keep("batchfs, step 10,000,000", said)
+
+    def mounted(turn: int) -> list[float]:
+        steps = say["batchfs"][-1]["tokens"] // (LANES * SEQ_LEN)
+        return keep("batchfs, mount", mount(ctx, folder, steps))
+
+    def cold(turn: int) -> list[float]:
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        return keep("batchfs, cold", ours(ctx, folder, 0, 0, None))
+
+    os.environ["BATCHFS_CACHE_DIR"] = str(folder / "cache")
+    peers = {who: lambda turn, who=who: keep(who, peer(who, folder)) for who in PEERS}
+    contestants = {
+        "batchfs, cold": cold,
+        "batchfs": in_process,
+        "batchfs, later epochs": later,
+        "batchfs, mount": mounted,
+        "batchfs, step 10,000,000": far,
+        **peers,
+    }
+    ctx.take_turns(contestants, rounds=ctx.rounds)
+    # The first turn warms up.
+    turns = {who: said[-ctx.rounds :] for who, said in say.items()}
+
+    def add(group: str, who: str, unit: str, values: list[float]) -> None:
+        ctx.figures.add(group, codec, who, [[v] for v in values], unit, lambda v: v)
+
+    for who, said in turns.items():
+        if "ns" in said[0]:
+            add("tokens", who, "ns", [s["ns"] / s["tokens"] for s in said])
+            add("tokens, processor", who, "ns", [s["cpu"] / s["tokens"] for s in said])
+        if who != "batchfs, later epochs":
+            add("tokens, first batch", who, "ms", [s["first"] / 1e6 for s in said])
+        if "resumed" in said[0]:
+            add("tokens, resumed", who, "ms", [s["resumed"] / 1e6 for s in said])
+        if "peak" in said[0] and "ns" in said[0]:
+            add("tokens, memory", who, "MB", [s["peak"] / 1e6 for s in said])
+    add(
+        "tokens, resumed",
+        "batchfs",
+        "ms",
+        [s["first"] / 1e6 for s in turns["batchfs, step 10,000,000"]],
+    )
