@@ -2,11 +2,13 @@
 
 mod documents;
 mod groups;
+mod provenance;
 mod rows;
 mod state;
 
 pub(crate) use documents::Documents;
-pub use rows::{Provenance, StepPart, TokenFigures, TokenRows, Tokens};
+pub use provenance::Provenance;
+pub use rows::{StepPart, TokenFigures, TokenRows, Tokens};
 pub use state::{StateError, TokenState};
 
 pub(crate) use rows::Step;
