@@ -23,6 +23,7 @@ pub fn store(py: Python<'_>, error: &Error) -> PyErr {
         Error::NoSuchRecord { .. } => PyIndexError::new_err(error.to_string()),
         Error::Invalid { .. } => PyValueError::new_err(error.to_string()),
         Error::Damaged { path, record, .. } => broken(py, error, path, Some(*record)),
+        Error::RowGroup { file, .. } => broken(py, error, Path::new(file), None),
         Error::BadStore { path, .. } | Error::UnknownVersion { path, .. } => {
             broken(py, error, path, None)
         }
@@ -38,7 +39,10 @@ pub fn os(path: &Path, action: &str, source: &io::Error) -> PyErr {
             let text = text.split(" (os error").next().unwrap_or_default();
             PyOSError::new_err((code, format!("{action}: {text}"), path.as_os_str().to_owned()))
         }
-        None => PyOSError::new_err(format!("{}: {action}: {source}", path.display())),
+        None => {
+            let text = format!("{}: {action}: {source}", path.display());
+            PyErr::from(io::Error::new(source.kind(), text))
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod allocator;
 mod draw;
 mod dtypes;
 mod errors;
+mod feed;
 mod gather;
 mod index;
 mod mapped;
@@ -14,6 +15,7 @@ mod shards;
 mod store;
 mod sys;
 mod tensor;
+mod tokens;
 mod view;
 
 use std::ffi::OsString;
@@ -37,17 +39,19 @@ mod native {
     #[pymodule_export]
     use super::command_line;
     #[pymodule_export]
-    use super::mapped::{map_dense, map_ragged};
+    use super::mapped::{map_dense, map_parts, map_ragged};
     #[pymodule_export]
     use super::pack::pack;
     #[pymodule_export]
     use super::pipeline::Pipeline;
     #[pymodule_export]
-    use super::sampler::{Steps, parse_spec};
+    use super::sampler::{Steps, parse_lanes, parse_spec};
     #[pymodule_export]
     use super::store::{DatasetWriter, Store, Writer, as_tensor, split, train_dict};
     #[pymodule_export]
     use super::tensor::DLTensor;
+    #[pymodule_export]
+    use super::tokens::{TokenBatch, TokenSource, merge};
     #[pymodule_export]
     use super::view::{DenseView, RaggedFields, RaggedView, Walk};
 

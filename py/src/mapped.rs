@@ -59,6 +59,26 @@ pub fn map_dense(
         })
 }
 
+/// Arrays within a file: dtype, shape and offset of each.
+///
+/// Raises `OSError` as the file does, `ValueError` if it is too short for one of them.
+#[pyfunction]
+pub fn map_parts(
+    py: Python<'_>,
+    path: PathBuf,
+    parts: Vec<(String, Vec<i64>, usize)>,
+    write: bool,
+) -> PyResult<Vec<DLTensor>> {
+    let whole = mapped(py, &path, write)?;
+    let one = |(dtype, shape, at): (String, Vec<i64>, usize)| {
+        let dtype = dtypes::named(&dtype)?;
+        part(&whole, at, dtype, shape, write).map(DLTensor).ok_or_else(|| {
+            PyValueError::new_err(format!("{}: is too short for what it says", path.display()))
+        })
+    };
+    parts.into_iter().map(one).collect()
+}
+
 /// A file that is a ragged batch: values, cu_seqlens and shapes, at multiples of 64 bytes.
 ///
 /// Raises what `map_dense` does.

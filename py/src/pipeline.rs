@@ -1,4 +1,5 @@
-//! What a `Loader` runs: sampled batches from all streams, in the background or at once.
+//! What a `Loader` or a `TokenLoader` runs: batches of one step after the other, in the background
+//! or at once.
 //!
 //! A batch is a ticket. Tickets are taken in the order of the draws, one at a time, and only while
 //! fewer than `workers + prefetch` of them are undelivered: that bounds the batches that are alive.
@@ -16,22 +17,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::draw::{Drawer, Drawn};
-use crate::shards::{Readers, Shard};
+use crate::feed::{Feed, Made};
+use crate::shards::Readers;
 use crate::sys::generation;
+use crate::tokens::TokenSource;
 
 /// How often a consumer that waits looks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// A batch of this many bytes is large.
-const LARGE: u64 = 4 << 20;
-
-enum Outcome {
-    /// Gathered, not yet Python's.
-    Shards(Vec<Shard>),
-    /// What the transform made of it.
-    Made(Py<PyAny>),
-    Failed(PyErr),
-}
 
 struct State {
     /// Changes when the position is set: what was under way then is thrown away.
@@ -42,7 +34,7 @@ struct State {
     before: u64,
     /// The sampler's step after the last delivered one, where it has steps.
     step: Option<u64>,
-    ready: BTreeMap<u64, (Outcome, Option<u64>)>,
+    ready: BTreeMap<u64, (PyResult<Made>, Option<u64>)>,
     /// The ticket for which the sampler had nothing more.
     end: Option<u64>,
     paused: bool,
@@ -60,17 +52,15 @@ struct Ticket<'a> {
 }
 
 enum Popped {
-    Batch(Outcome),
+    Batch(PyResult<Made>),
     NotYet,
     End,
 }
 
-/// The threads' work and the consumer's side of a `Loader`.
+/// The threads' work and the consumer's side of a loader.
 #[pyclass(frozen, module = "batchfs._native")]
 pub struct Pipeline {
-    readers: Readers,
-    drawer: Drawer,
-    transform: Option<Py<PyAny>>,
+    feed: Feed,
     workers: usize,
     window: u64,
     ordered: bool,
@@ -96,12 +86,15 @@ impl Pipeline {
 
     /// In a child made by `fork` the threads do not exist, and locks may be held for ever.
     fn check_fork(&self) -> PyResult<()> {
-        if self.born != generation() && self.workers > 0 {
-            return Err(PyRuntimeError::new_err(
-                "this Loader was made before a fork and its threads are in the parent; make a Loader in this process, or use workers=0",
-            ));
+        if self.is_left() {
+            return Err(PyRuntimeError::new_err(self.feed.left()));
         }
         Ok(())
+    }
+
+    /// Whether its threads are in a parent of this process.
+    fn is_left(&self) -> bool {
+        self.born != generation() && (self.workers > 0 || self.feed.has_threads())
     }
 
     /// The next ticket; `None` at the end of all.
@@ -132,7 +125,7 @@ impl Pipeline {
             let (run, ticket) = (state.run, state.taken);
             state.taken += 1;
             drop(state);
-            let drawn = self.drawer.draw(&self.readers);
+            let drawn = self.feed.draw();
             if let Err(e) = &drawn
                 && Python::attach(|py| e.is_instance_of::<PyStopIteration>(py))
             {
@@ -146,42 +139,20 @@ impl Pipeline {
         }
     }
 
-    /// Small batches are gathered side by side, by one thread each. Large ones come one at a time, by
-    /// all threads: several at once would wait for the same memory, and take up more of it. They come
-    /// in order, so that none has to be kept until an earlier one is there.
-    fn gather(&self, ids: &[u64], plan: MutexGuard<'_, ()>) -> PyResult<Vec<Shard>> {
-        let bytes = self.readers.record_bytes().saturating_mul(ids.len() as u64);
-        if bytes >= LARGE {
-            return self.readers.gather(ids, true);
-        }
-        drop(plan);
-        self.readers.gather(ids, self.workers == 0)
-    }
-
-    fn make(&self, ids: &[u64], plan: MutexGuard<'_, ()>) -> PyResult<Outcome> {
-        let shards = self.gather(ids, plan)?;
-        let Some(transform) = &self.transform else { return Ok(Outcome::Shards(shards)) };
-        Python::attach(|py| {
-            let list = self.readers.list(py, shards)?;
-            transform.call1(py, (list,)).map(Outcome::Made)
-        })
-    }
-
-    fn made(&self, drawn: PyResult<Drawn>, plan: MutexGuard<'_, ()>) -> (Outcome, Option<u64>) {
+    fn made(
+        &self,
+        drawn: PyResult<Drawn>,
+        plan: MutexGuard<'_, ()>,
+    ) -> (PyResult<Made>, Option<u64>) {
         let drawn = match drawn {
             Ok(drawn) => drawn,
-            Err(e) => return (Outcome::Failed(e), None),
+            Err(e) => return (Err(e), None),
         };
         // A consumer must not wait for a thread that is gone.
-        let made = catch_unwind(AssertUnwindSafe(|| self.make(&drawn.ids, plan)));
-        let outcome = match made {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(e)) => Outcome::Failed(e),
-            Err(_) => Outcome::Failed(PyRuntimeError::new_err(
-                "batchfs itself failed; please report this",
-            )),
-        };
-        (outcome, drawn.step)
+        let made =
+            catch_unwind(AssertUnwindSafe(|| self.feed.make(&drawn, self.workers == 0, plan)));
+        let failed = || PyRuntimeError::new_err("batchfs itself failed; please report this");
+        (made.unwrap_or_else(|_| Err(failed())), drawn.step)
     }
 
     fn run(&self) {
@@ -225,14 +196,6 @@ impl Pipeline {
         Popped::Batch(outcome)
     }
 
-    fn told(&self, py: Python<'_>, outcome: Outcome) -> PyResult<Py<PyAny>> {
-        match outcome {
-            Outcome::Shards(shards) => Ok(self.readers.list(py, shards)?.unbind().into_any()),
-            Outcome::Made(made) => Ok(made),
-            Outcome::Failed(e) => Err(e),
-        }
-    }
-
     /// Without threads: the whole of it, here.
     fn now(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let made = py.detach(|| {
@@ -241,7 +204,32 @@ impl Pipeline {
             self.state().deliver(step);
             Some(outcome)
         });
-        made.map(|outcome| self.told(py, outcome)).transpose()
+        made.map(|made| self.feed.told(py, made?)).transpose()
+    }
+
+    fn with(feed: Feed, workers: usize, prefetch: u64, ordered: bool) -> Pipeline {
+        let state = State {
+            run: 0,
+            taken: 0,
+            delivered: 0,
+            before: 0,
+            step: feed.step(),
+            ready: BTreeMap::new(),
+            end: None,
+            paused: false,
+            stopped: false,
+        };
+        Pipeline {
+            feed,
+            workers,
+            window: if workers == 0 { u64::MAX } else { prefetch.saturating_add(workers as u64) },
+            ordered,
+            born: generation(),
+            plan: Mutex::new(()),
+            state: Mutex::new(state),
+            room: Condvar::new(),
+            filled: Condvar::new(),
+        }
     }
 }
 
@@ -275,36 +263,22 @@ impl Pipeline {
                 readers.records()
             )));
         }
-        let state = State {
-            run: 0,
-            taken: 0,
-            delivered: 0,
-            before: 0,
-            step: drawer.step(),
-            ready: BTreeMap::new(),
-            end: None,
-            paused: false,
-            stopped: false,
-        };
-        Ok(Pipeline {
-            readers,
-            drawer,
-            transform,
-            workers,
-            window: if workers == 0 { u64::MAX } else { prefetch.saturating_add(workers as u64) },
-            ordered,
-            born: generation(),
-            plan: Mutex::new(()),
-            state: Mutex::new(state),
-            room: Condvar::new(),
-            filled: Condvar::new(),
-        })
+        let feed = Feed::records(readers, drawer, transform);
+        Ok(Pipeline::with(feed, workers, prefetch, ordered))
+    }
+
+    /// The steps of a token source, up to `prefetch` of them made ahead by a thread, which is to
+    /// `work`.
+    #[staticmethod]
+    fn tokens(source: &TokenSource, prefetch: u64) -> Pipeline {
+        let workers = usize::from(prefetch > 0);
+        Pipeline::with(Feed::tokens(source), workers, prefetch.saturating_sub(1), true)
     }
 
     /// Views at each position.
     #[getter]
     fn shard_count(&self) -> usize {
-        self.readers.shards()
+        self.feed.shards()
     }
 
     /// Makes batches until the end of all: what each thread does.
@@ -320,7 +294,7 @@ impl Pipeline {
         }
         loop {
             match py.detach(|| self.pop()) {
-                Popped::Batch(outcome) => return self.told(py, outcome).map(Some),
+                Popped::Batch(made) => return self.feed.told(py, made?).map(Some),
                 Popped::End => return Ok(None),
                 Popped::NotYet => py.check_signals()?,
             }
@@ -329,7 +303,7 @@ impl Pipeline {
 
     /// Ends the threads' work, whatever they are at. Nothing is delivered any more.
     fn stop(&self, py: Python<'_>) {
-        if self.born != generation() && self.workers > 0 {
+        if self.is_left() {
             return;
         }
         let left = py.detach(|| {
@@ -366,7 +340,7 @@ impl Pipeline {
             self.state().paused = true;
             self.room.notify_all();
             let plan = self.plan();
-            let sought = self.drawer.seek(target);
+            let sought = self.feed.seek(target);
             let mut state = self.state();
             state.paused = false;
             let mut left = BTreeMap::new();
@@ -374,7 +348,7 @@ impl Pipeline {
                 left = std::mem::take(&mut state.ready);
                 state.run += 1;
                 (state.taken, state.delivered, state.before) = (0, 0, delivered);
-                (state.step, state.end) = (self.drawer.step(), None);
+                (state.step, state.end) = (self.feed.step(), None);
             }
             drop(state);
             drop(plan);

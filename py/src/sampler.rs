@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use batchfs_sampler::lanes::LaneSpec;
 use batchfs_sampler::{Mode, Remainder, Sampler as Order, Spec};
 use numpy::PyArray1;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
@@ -197,6 +198,15 @@ impl Steps {
     fn steps_per_cycle(&self) -> u64 {
         self.place.order.steps_per_cycle()
     }
+}
+
+/// The rows of a step of a spec of tokens, its seq_len, its lanes, and its canonical spelling.
+///
+/// Raises `ValueError` if it is none.
+#[pyfunction]
+pub fn parse_lanes(text: &str) -> PyResult<(u64, u64, u64, String)> {
+    let spec: LaneSpec = text.parse().map_err(|e| errors::sample(&e))?;
+    Ok((spec.rows(), spec.seq_len, spec.lanes, spec.to_string()))
 }
 
 /// The records in a batch of a spec, and its canonical spelling.

@@ -5,7 +5,7 @@ use batchfs_store::DType;
 use pyo3::exceptions::{PyBufferError, PyIndexError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PySlice, PyTuple};
+use pyo3::types::{PyCapsule, PySlice, PyTuple};
 
 use crate::dtypes;
 use crate::sys::{self, Device, Memory};
@@ -172,6 +172,19 @@ impl DLTensor {
             ));
         }
         sys::export(py, &self.0, minor, false)
+    }
+
+    /// Arrow's own method, for consumers such as `pyarrow.array(t)`: an array of the first axis, in
+    /// which further ones are lists of fixed size. Without a copy, and read-only there.
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
+        // Casts are the consumer's to do.
+        let _ = requested_schema;
+        sys::arrow_capsules(py, &self.0)
     }
 
     fn __dlpack_device__(&self) -> (i32, i32) {

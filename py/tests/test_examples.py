@@ -62,6 +62,27 @@ def test_image_training(digits, tmp_path, fuse):
     assert all(torch.equal(whole[key], rest[key]) for key in whole), "as if never interrupted"
 
 
+def test_token_training(tmp_path):
+    torch = pytest.importorskip("torch")
+    data = tmp_path / "tokens"
+    run(
+        "train_tokens.py", data, "--make", ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))
+    )
+    whole, part, rest = (tmp_path / name for name in ("whole", "part", "rest"))
+    said = run("train_tokens.py", data, "--steps", 60, "--save", whole)
+    first, last = (
+        re.search(r"step 0, .* loss (\S+)", said)[1],
+        re.search(r"final loss (\S+)", said)[1],
+    )
+    assert float(last) < 0.8 * float(first)
+    run("train_tokens.py", data, "--steps", 25, "--save", part)
+    run("train_tokens.py", data, "--steps", 60, "--resume", part, "--save", rest)
+    whole, rest = (torch.load(path) for path in (whole, rest))
+    assert whole["data"] == rest["data"]
+    same = (torch.equal(whole["model"][key], rest["model"][key]) for key in whole["model"])
+    assert all(same), "as if never interrupted"
+
+
 def test_word2vec():
     pytest.importorskip("torch")
     texts = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -67,6 +67,25 @@ def test_each_step_says_where_its_tokens_come_from(box):
             for name, part in (("document_ids", 0), ("document_offsets", 1)):
                 assert got[name][:count].tolist() == [piece[part] for piece in pieces]
                 assert (got[name][count:] == -1).all()
+            rows = expected.pieces(step)
+            source = m.read(f"tokens/batch/{step}.arrow")
+            size = os.stat(m / f"tokens/batch/{step + 1}.arrow").st_size
+            assert len(source) == size, "the size is known before it is read"
+            table = pa.ipc.open_file(pa.py_buffer(source)).read_all()
+            table.validate(full=True)
+            names = ["data", "cu_seqlens", "document_ids", "document_offsets"]
+            assert table.column_names == names
+            table = table.to_pydict()
+            assert table["data"] == expected.rows(step).tolist()
+            bounds = [np.cumsum([0] + [n for _, _, n in row]).tolist() for row in rows]
+            assert table["cu_seqlens"] == bounds
+            for name, part in (("document_ids", 0), ("document_offsets", 1)):
+                assert table[name] == [[piece[part] for piece in row] for row in rows]
+            told = json.loads(m.read(f"tokens/batch/{step}.json"))
+            assert told["pieces"] == [[list(piece) for piece in row] for row in rows]
+            assert told["piece"] == ["document", "offset", "length"]
+            shown = box.run("cat", box.path / "data", f"tokens/batch/{step}.json", "--spec", SPEC)
+            assert shown.stdout.encode() == m.read(f"tokens/batch/{step}.json")
 
 
 def test_documents_are_records(box):
@@ -397,7 +416,9 @@ def test_pieces_beyond_their_room_are_an_error_of_that_file_alone(box):
     by_pyarrow(box.path / "data/a.parquet", [[i] for i in range(400)], group=100)
     with box.mount(box.path / "data", spec="lanes=2,window=1,seq_len=32,pieces=8") as m:
         assert len(m.read("tokens/batch/0")) == 256
-        assert errno_of((m / "tokens/batch/0.safetensors").read_bytes) == "EOVERFLOW"
+        for face in ("safetensors", "arrow"):
+            assert errno_of((m / f"tokens/batch/0.{face}").read_bytes) == "EOVERFLOW"
+        assert len(json.loads(m.read("tokens/batch/0.json"))["pieces"][1]) == 32
         assert "64 pieces" in m.errors() and "pieces=" in m.errors()
 
 

@@ -21,7 +21,7 @@ use batchfs_store::DType;
 use flatbuffers::{FlatBufferBuilder, UnionWIPOffset, WIPOffset};
 
 use crate::Layout;
-use crate::layout::{ALIGN, Array, Fill};
+use crate::layout::{ALIGN, Array, Fill, Pieces};
 
 const MAGIC: &[u8] = b"ARROW1";
 
@@ -88,17 +88,23 @@ impl Columns {
         offsets: Array,
         shapes: Array,
     ) -> Result<(), String> {
+        self.lists(name, values, offsets)?;
+        if shapes.shape[1] > 1 {
+            self.dense(&shapes.name.clone(), shapes)?;
+        }
+        Ok(())
+    }
+
+    /// A column of lists. There may be more values than the last list ends at.
+    fn lists(&mut self, name: &str, values: Array, offsets: Array) -> Result<(), String> {
         let list = DataType::List(Arc::new(value("item", values.dtype)?));
         self.fields.push(Field::new(name, list, false));
-        let rows = shapes.shape[0];
+        let rows = offsets.shape[0] - 1;
         self.rows = Some(rows);
         self.node(rows);
         self.array(offsets);
         self.node(values.shape[0]);
         self.array(values);
-        if shapes.shape[1] > 1 {
-            self.dense(&shapes.name.clone(), shapes)?;
-        }
         Ok(())
     }
 }
@@ -111,6 +117,12 @@ pub(crate) fn frame(arrays: Vec<Array>, about: &str) -> Result<Layout, String> {
     let mut columns = Columns::default();
     let mut arrays = arrays.into_iter().peekable();
     while let Some(array) = arrays.next() {
+        let per_row = Fill::Pieces(Pieces::RowOffsets);
+        let bounds = Fill::Pieces(Pieces::RowBoundOffsets);
+        if let Some(offsets) = arrays.next_if(|a| a.fill == per_row || a.fill == bounds) {
+            columns.lists(&array.name.clone(), array, offsets)?;
+            continue;
+        }
         let Some(offsets) = arrays.next_if(|a| matches!(a.fill, Fill::Offsets(_))) else {
             columns.dense(&array.name.clone(), array)?;
             continue;

@@ -273,6 +273,15 @@ impl View {
         Layout::frame(arrays, face, &about).map_err(no)
     }
 
+    /// How the bytes of the file that `key` names come about.
+    pub fn making(&self, key: Key) -> Making {
+        match (&self.order, key.item, key.face) {
+            // It says where the tokens come from, which is known when they were read.
+            (Order::Tokens(_), Item::Batch(_) | Item::All, Face::Json) => Making::Rendered,
+            (_, _, face) => face.making(),
+        }
+    }
+
     /// The size of the file that `key` names, `None` for one whose size is not known before it is
     /// made. Reads no payload.
     ///
@@ -292,7 +301,7 @@ impl View {
                 _ => Ok(None),
             };
         }
-        match key.face.making() {
+        match self.making(key) {
             Making::Gathered => Ok(Some(self.layout(key)?.size)),
             Making::Described => Ok(Some(self.describe(key)?.len() as u64)),
             Making::Rendered => {

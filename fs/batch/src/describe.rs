@@ -29,7 +29,7 @@ impl NamedStream {
 impl View {
     /// The `.json` face of a batch, of one stream or of all, or of a record, as text: what a
     /// client needs to take the file beside it apart, the bare one or for all streams the
-    /// `.safetensors`.
+    /// `.safetensors`. Of a step of tokens there is more to tell, when it was read.
     ///
     /// # Errors
     /// As [`View::layout`].
@@ -58,13 +58,6 @@ impl View {
                 out["spec"] = self.spec().to_string().into();
                 out["step"] = key.number.into();
                 out["cycle"] = self.cycle_of(key.number).into();
-                if self.rows().is_some() {
-                    out["format"] = "batchfs-tokens".into();
-                    out["layout"] = "dense".into();
-                    out["epoch"] = out["cycle"].take();
-                    out["mix"] = self.mixed(key.number);
-                    return Ok(format!("{out:#}\n"));
-                }
                 let ids = self.plan(key)?;
                 if ids.len() > MOST_IDS {
                     let why = format!(
@@ -105,6 +98,55 @@ impl View {
         let names: Vec<&str> = mix.names().collect();
         let sources: Vec<&str> = from.iter().map(|row| names[row.source]).collect();
         json!({ "weights": mix.to_string(), "sources": sources })
+    }
+
+    /// The `.json` face of a step of tokens: what the bare file is, and for each row the pieces of
+    /// documents that it is made of. Reads the step's row groups.
+    ///
+    /// # Errors
+    /// As [`View::layout`]; [`Error::Store`](crate::Error::Store) if the step cannot be read.
+    pub(crate) fn describe_tokens(&self, key: Key) -> crate::Result<String> {
+        let layout = self.layout(Key { face: Face::Bare, ..key })?;
+        let no = |why: String| crate::Error::NoFace { item: self.name(key), why };
+        let rows = self.rows().ok_or_else(|| no("it is not of tokens".to_owned()))?;
+        let store = |source| crate::Error::Store { item: self.name(key), source };
+        let from = rows.provenance(key.number).map_err(store)?;
+        if from.document_ids.len() > MOST_IDS {
+            let count = from.document_ids.len();
+            let number = key.number;
+            return Err(no(format!(
+                "it would list {count} pieces of documents; {number}.safetensors has them"
+            )));
+        }
+        let lengths = from.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]);
+        let starts = from.document_ids.iter().zip(&from.document_offsets);
+        let mut pieces = starts.zip(lengths).map(|((id, offset), len)| json!([id, offset, len]));
+        let (stream, lanes) = (self.dataset().stream(0), rows.lanes());
+        let mut text = format!(
+            "{:#}",
+            json!({
+                "format": "batchfs-tokens",
+                "version": 1,
+                "stream": stream.map(|s| &s.name),
+                "layout": "dense",
+                "file": key.number.to_string(),
+                "nbytes": layout.size,
+                "arrays": layout.describe(),
+                "spec": self.spec().to_string(),
+                "step": key.number,
+                "epoch": lanes.epoch_of(key.number),
+                "mix": self.mixed(key.number),
+                "piece": ["document", "offset", "length"],
+            })
+        );
+        // A row to a line: numbers on lines of their own are not for eyes.
+        let line = |row: &[i32]| {
+            let own: Vec<Value> = pieces.by_ref().take((row[1] - row[0]) as usize).collect();
+            format!("    {}", Value::from(own))
+        };
+        let lines: Vec<String> = from.rows.windows(2).map(line).collect();
+        text.truncate(text.trim_end_matches(['\n', '}']).len());
+        Ok(format!("{text},\n  \"pieces\": [\n{}\n  ]\n}}\n", lines.join(",\n")))
     }
 }
 

@@ -305,7 +305,7 @@ impl Inner {
             None => Ok(None),
         };
         let layout = view.layout(key)?;
-        if key.face.making() == Making::Gathered {
+        if view.making(key) == Making::Gathered {
             if layout.size == 0 {
                 return Err(Error::Empty { item: view.name(key) });
             }

@@ -87,8 +87,8 @@ pub(crate) fn gather(
                     None => step.fill(0..view.local_batch(), out)?,
                 }
             }
-            Fill::PieceOffsets | Fill::PieceDocuments | Fill::PiecePlaces | Fill::PieceCount => {
-                step.as_ref().ok_or_else(|| no_step(view))?.pieces(array.fill, out)?;
+            Fill::Pieces(what) => {
+                step.as_ref().ok_or_else(|| no_step(view))?.pieces(what, out)?;
             }
             Fill::Zeros => out.fill(0),
             Fill::Trailer => out.copy_from_slice(&layout.trailer),

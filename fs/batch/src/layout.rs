@@ -28,18 +28,31 @@ pub enum Fill {
     PieceTable,
     /// The tokens of a step, row after row.
     Tokens,
-    /// Where the pieces of a step begin in its rows.
-    PieceOffsets,
-    /// The document of each piece of a step.
-    PieceDocuments,
-    /// Where each piece begins in its document.
-    PiecePlaces,
-    /// How many pieces a step has.
-    PieceCount,
+    /// Where the tokens of a step come from.
+    Pieces(Pieces),
     /// Nothing: room that a format wants to be named.
     Zeros,
     /// What ends the file: [`Layout::trailer`].
     Trailer,
+}
+
+/// What an array says of the pieces of documents that a step is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pieces {
+    /// Where each begins in the step's rows, put one behind the other, and the end.
+    Offsets,
+    /// The document of each.
+    Documents,
+    /// Where each begins in its document.
+    Places,
+    /// How many there are.
+    Count,
+    /// For each row where its pieces begin in it, and its length.
+    RowBounds,
+    /// Where each row's part of [`RowBounds`](Pieces::RowBounds) begins, and the end.
+    RowBoundOffsets,
+    /// How many there are before each row, and in all.
+    RowOffsets,
 }
 
 /// One array of a file: what it is and where it lies.

@@ -29,7 +29,7 @@ pub use engine::{Batch, Engine, Options};
 pub use error::{Error, Result};
 pub use face::{Face, Item, Key, Making};
 pub use gather::gather_records;
-pub use layout::{Array, Fill, Layout};
+pub use layout::{Array, Fill, Layout, Pieces};
 pub use metrics::Metrics;
 pub use order::ViewSpec;
 pub use tokens::{Provenance, StateError, StepPart, TokenFigures, TokenRows, TokenState, Tokens};

@@ -65,12 +65,9 @@ pub(crate) fn write(
                         at += count;
                     }
                 }
-                Fill::PieceOffsets
-                | Fill::PieceDocuments
-                | Fill::PiecePlaces
-                | Fill::PieceCount => {
+                Fill::Pieces(what) => {
                     let step = step.as_ref().ok_or_else(|| no_step(view))?;
-                    out.with(array.nbytes, |to| step.pieces(array.fill, to))?;
+                    out.with(array.nbytes, |to| step.pieces(what, to))?;
                 }
                 Fill::Trailer => out.bytes(&layout.trailer)?,
             }

@@ -177,25 +177,36 @@ fn states_are_of_one_run_whatever_the_ranks() {
     assert!(error.contains("step 7") && error.contains("step 8"), "{error}");
     assert!(TokenState::merge(&[]).is_err());
 
-    let other = |text: &str, groups| state.check(&rows(&Memory::new(groups), text, None));
-    for changed in ["lanes=8,window=3,seq_len=4,seed=1", "lanes=4,window=3,seq_len=4,seed=2"] {
-        let error = other(changed, equal_groups(12, 10, 8)).unwrap_err().to_string();
-        assert!(error.contains(text) && error.contains(changed), "{error}");
+    let other = |text: &str, groups| {
+        state.check(&rows(&Memory::new(groups), text, None)).unwrap_err().to_string()
+    };
+    for (changed, key) in [
+        ("lanes=8,window=3,seq_len=4,seed=1", "lanes is 4 in the state and 8 here"),
+        ("lanes=4,window=2,seq_len=4,seed=1", "window is 3 in the state and 2 here"),
+        ("lanes=4,window=3,seq_len=5,seed=1", "seq_len is 4 in the state and 5 here"),
+        ("lanes=4,window=3,seq_len=4,seed=2", "seed is 1 in the state and 2 here"),
+    ] {
+        let error = other(changed, equal_groups(12, 10, 8));
+        assert!(error.ends_with(key), "{error}");
     }
-    let error = other(text, equal_groups(13, 10, 8)).unwrap_err().to_string();
+    let error = other(text, equal_groups(13, 10, 8));
     assert!(error.contains("960 tokens") && error.contains("1040"), "{error}");
 
     let text = String::from_utf8(bytes.clone()).unwrap();
-    let newer = text.replacen(" 1 ", " 2 ", 1);
+    assert!(text.contains("\"unit\":\"steps of all ranks\"") && text.contains("\"version\":1"));
+    let newer = text.replacen("\"version\":1", "\"version\":2", 1);
     assert_eq!(TokenState::from_bytes(newer.as_bytes()), Err(StateError::Version(2)));
     for cut in 0..bytes.len() {
         assert!(TokenState::from_bytes(&bytes[..cut]).is_err(), "cut to {cut}");
     }
-    for bad in [
-        format!("{text} "),
-        text.replacen("step=", "step=0", 1),
-        text.replace("lanes=4", "lanes=0"),
-    ] {
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << bit;
+            assert!(TokenState::from_bytes(&flipped).is_err(), "bit {bit} of byte {at}");
+        }
+    }
+    for bad in [format!("{text} "), format!("{text}{text}"), "[1]\n".to_owned(), String::new()] {
         assert!(matches!(TokenState::from_bytes(bad.as_bytes()), Err(StateError::Malformed(_))));
     }
 }

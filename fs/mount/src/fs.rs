@@ -153,7 +153,7 @@ impl Filesystem for BatchFs {
                 let flags = FopenFlags::FOPEN_KEEP_CACHE;
                 return self.files.open(Open::Text("".into()), flags, reply);
             }
-            Node::File(key) if key.face != Face::Json => key,
+            Node::File(key) if !self.tree.is_text(key) => key,
             node => {
                 return match self.tree.text(node) {
                     Some(text) => {

@@ -117,8 +117,8 @@ What is where:
   tokens/batch/17              the batch of step 17: its bytes, C order, little-endian
   tokens/batch/17.npy          the same for numpy.load(..., mmap_mode=\"r\")
   tokens/batch/17.safetensors  tokens, cu_seqlens, document_ids, document_offsets, pieces
-  tokens/batch/17.arrow        the tokens as an Arrow table
-  tokens/batch/17.json         dtype, shape, epoch
+  tokens/batch/17.arrow        the same as an Arrow table: a row, and lists of its pieces of documents
+  tokens/batch/17.json         dtype, shape, epoch, and the pieces of documents for eyes
   tokens/batch/17.txt          a look at its values; .sha256 is their hash
   tokens/record/5              one document, in the order of the source
   tokens/schema.json           what a document is, and a batch
@@ -167,6 +167,7 @@ pub(crate) fn config(tree: &Tree) -> String {
         "sources": tokens.filter(|tokens| tokens.mix().is_some()).map(|tokens| tokens.origins()),
         "local_batch": view.local_batch(),
         "steps_per_cycle": view.steps_per_cycle(),
+        "epoch_tokens": view.rows().map(|rows| rows.lanes().epoch_tokens()),
         "delivery": delivery,
         "delivery_reason": why,
         "memory_limit": mounted.then(|| arena.limit()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use batchfs_batch::{Dataset, Engine, Face, Item, Key, View};
+use batchfs_batch::{Dataset, Engine, Face, Item, Key, Making, View};
 use fuser::{Errno, FileAttr, FileType, INodeNo, Notifier};
 
 use crate::errlog::ErrorLog;
@@ -293,11 +293,17 @@ impl Tree {
             Node::Inner(view, Inner::Schema(s)) => {
                 Some(format!("{:#}\n", self.views.get(view)?.schema(s)?))
             }
-            Node::File(key) if key.face == Face::Json => {
-                self.views.get(key.view)?.describe(key).ok()
-            }
+            Node::File(key) if self.is_text(key) => self.views.get(key.view)?.describe(key).ok(),
             Node::Link(spec) => Some(spec.to_string()),
             _ => None,
+        }
+    }
+
+    /// Whether a file is made from the index alone, without a region.
+    pub(crate) fn is_text(&self, key: Key) -> bool {
+        match self.views.get(key.view) {
+            Some(view) => view.making(key) == Making::Described,
+            None => key.face == Face::Json,
         }
     }
 

@@ -107,7 +107,7 @@ impl Unmounted {
         match node {
             _ if node.is_dir() => Err(NameError::Folder { name: own() }),
             Node::Top(Top::Metrics | Top::Errors) => Err(NameError::OnlyMounted { name: own() }),
-            Node::File(key) if key.face != Face::Json => {
+            Node::File(key) if !self.tree.is_text(key) => {
                 let start = |source| NameError::Start { name: own(), source };
                 let view = self.tree.views.get(key.view);
                 let view = view.ok_or_else(|| unknown(name, GONE.to_owned()))?;
@@ -203,12 +203,13 @@ impl Unmounted {
 
 /// Bytes that it takes to make a file, half of which may be filled ahead: too few for another one.
 fn room(view: &View, key: Key) -> Result<u64, Error> {
-    if matches!(key.item, Item::Record(_)) && view.rows().is_some() {
-        // How long a document is, is known when it was read.
+    let of_tokens = view.rows().is_some();
+    if of_tokens && (matches!(key.item, Item::Record(_)) || key.face == Face::Json) {
+        // How long a document is, or what is told of a step, is known when it was read.
         return Ok(u64::MAX);
     }
     let room = Arena::charge(view.layout(key)?.size);
-    Ok(match key.face.making() {
+    Ok(match view.making(key) {
         // What it is made from, and itself.
         Making::Rendered => room.saturating_mul(2).saturating_add(HUGE_PAGE),
         _ => room,

@@ -2,7 +2,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use batchfs_store::{DType, Error, GroupCounts, GroupPlace, Result, TokenGroup, TokenSource};
+use batchfs_store::{
+    DType, Error, GroupCounts, GroupPlace, Result, TokenFile, TokenGroup, TokenSource,
+};
 use twox_hash::XxHash3_128;
 use url::Url;
 
@@ -34,6 +36,7 @@ impl Default for Options {
 /// Documents of tokens in the Parquet files of a dataset.
 pub struct ParquetTokens {
     place: Box<dyn Place>,
+    column: String,
     files: Vec<Indexed>,
     /// File and row group in it, for each row group of the dataset.
     groups: Vec<(u32, u32)>,
@@ -92,10 +95,10 @@ impl ParquetTokens {
         if let Some(folder) = folder.filter(|_| files != known) {
             cache::store(&folder, place.origin(), column, &files);
         }
-        ParquetTokens::join(place, files)
+        ParquetTokens::join(place, column.clone(), files)
     }
 
-    fn join(place: Box<dyn Place>, files: Vec<Indexed>) -> Result<ParquetTokens> {
+    fn join(place: Box<dyn Place>, column: String, files: Vec<Indexed>) -> Result<ParquetTokens> {
         let (mut groups, mut counts) = (Vec::new(), Vec::new());
         let mut print = XxHash3_128::new();
         let mut add = |text: &str| {
@@ -103,7 +106,7 @@ impl ParquetTokens {
             print.write(b"\n");
         };
         for (f, indexed) in (0u32..).zip(&files) {
-            add(&indexed.file.key);
+            add(inner_name(&*place, indexed));
             add(&indexed.footer);
             add(&format!("{:?}", indexed.column));
             for (g, chunk) in (0u32..).zip(&indexed.chunks) {
@@ -120,7 +123,8 @@ impl ParquetTokens {
         }
         let unsigned = |indexed: &Indexed| indexed.column.ints == Ints::UInt32;
         let dtype = if files.iter().any(unsigned) { DType::UInt32 } else { DType::Int32 };
-        Ok(ParquetTokens { fingerprint: print.finish_128(), place, files, groups, counts, dtype })
+        let fingerprint = print.finish_128();
+        Ok(ParquetTokens { place, column, files, groups, counts, dtype, fingerprint })
     }
 
     /// Files of the dataset, by name, with their row groups, tokens and documents.
@@ -131,6 +135,14 @@ impl ParquetTokens {
             let documents = sum(|chunk| chunk.documents);
             (indexed.file.key.as_str(), indexed.chunks.len() as u64, tokens, documents)
         })
+    }
+}
+
+/// The name of a file within its dataset. One that is opened by itself is named as it is in a folder.
+fn inner_name<'a>(place: &'a dyn Place, indexed: &'a Indexed) -> &'a str {
+    match indexed.file.key.as_str() {
+        "" => place.origin().rsplit('/').next().unwrap_or(""),
+        key => key,
     }
 }
 
@@ -194,6 +206,18 @@ impl TokenSource for ParquetTokens {
 
     fn fingerprint(&self) -> u128 {
         self.fingerprint
+    }
+
+    fn column(&self) -> &str {
+        &self.column
+    }
+
+    fn token_files(&self) -> Vec<TokenFile> {
+        let one = |indexed: &Indexed| TokenFile {
+            name: inner_name(&*self.place, indexed).to_owned(),
+            fingerprint: XxHash3_128::oneshot(indexed.footer.as_bytes()),
+        };
+        self.files.iter().map(one).collect()
     }
 
     fn modified(&self) -> SystemTime {

@@ -70,7 +70,7 @@ pub use rows::{Rows, Verify};
 pub use schema::{Layout, Schema};
 pub use store::{OpenOptions, Store};
 pub use stream::{Stream, check_ids, check_request};
-pub use tokens::{GroupCounts, GroupPlace, TokenGroup, TokenSource};
+pub use tokens::{GroupCounts, GroupPlace, TokenFile, TokenGroup, TokenSource};
 pub use verify::{Report, read_all, verify};
 pub use write::Output;
 pub use writer::{StoreWriter, WriteOptions};

@@ -42,6 +42,15 @@ pub struct GroupPlace {
     pub bytes: Range<u64>,
 }
 
+/// A file of a token source, as a state of a run remembers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenFile {
+    /// Its name within the dataset.
+    pub name: String,
+    /// Tells one version of it from another, wherever it lies.
+    pub fingerprint: u128,
+}
+
 /// Documents of tokens, in row groups that are read as a whole.
 ///
 /// Counts are known without reading. Whoever implements this promises that a row group never has
@@ -75,6 +84,16 @@ pub trait TokenSource: Send + Sync {
     /// Tells datasets apart: it depends on the files' names within the dataset and on what their
     /// footers say, not on where they lie or when they were written.
     fn fingerprint(&self) -> u128;
+
+    /// The column that the tokens are in.
+    fn column(&self) -> &str {
+        ""
+    }
+
+    /// The files, in the order of the dataset.
+    fn token_files(&self) -> Vec<TokenFile> {
+        Vec::new()
+    }
 
     /// The latest change of any file.
     fn modified(&self) -> SystemTime;

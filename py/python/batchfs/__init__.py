@@ -4,7 +4,7 @@ Two doors lead to the same batches:
 
 * a mount, where every batch is a file: :func:`open`, or :func:`mount` to make one;
 * in this process: :mod:`batchfs.store`, :class:`Allocator`, :class:`batchfs.sampler.Sampler`,
-  :class:`Loader`.
+  :class:`Loader`; for tokens in Parquet :class:`TokenLoader`.
 
 :mod:`batchfs.torch` has Datasets for PyTorch over either. What is read is a ``DLTensor``, which
 NumPy, PyTorch, JAX and others take without a copy through DLPack.
@@ -23,6 +23,9 @@ _HOME = {
     "Dataset": ".mounted",
     "Loader": ".loader",
     "StoreError": "._errors",
+    "TokenBatch": "._native",
+    "TokenLoader": ".tokens",
+    "merge": ".tokens",
     "mount": ".daemon",
     "open": ".mounted",
 }

@@ -68,10 +68,11 @@ class Dataset:
         self._view = _spec
         self.spec: str = _spec or self.config["spec"]
         """The order, in its canonical spelling."""
+        self._tokens: int | None = self.config.get("epoch_tokens")
         # The mount's own spec may be of a kind that only the daemon knows.
-        given = _native.parse_spec(_spec)[0] if _spec else self.config["local_batch"]
+        given = self._parse(_spec)[0] if _spec else self.config["local_batch"]
         self.local_batch: int = given
-        """Records in a batch of this rank."""
+        """Records, or rows of tokens, in a batch of this rank."""
         self._root = self.path / "view" / _spec if _spec else self.path
         self._streams = {name: Stream(self, name) for name in self.config["streams"]}
 
@@ -82,9 +83,12 @@ class Dataset:
 
     @property
     def steps_per_cycle(self) -> int:
-        """Steps that have every record, or for ``remainder=drop`` nearly every one, once."""
+        """Steps that have every record, or for ``remainder=drop`` nearly every one, once; of tokens
+        those of the first epoch."""
         if self._view is None:
             return self.config["steps_per_cycle"]
+        if self._tokens is not None:
+            return -(-self._tokens // self._step_tokens)
         fields = dict(part.split("=") for part in self.spec.split(","))
         batch = int(fields["batch"])
         exact = fields["mode"] != "sequential" and fields.get("remainder") != "carry"
@@ -92,10 +96,15 @@ class Dataset:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: from streams to tensors, each mapped when it is asked for."""
-        return Batch(self, _number(step))
+        kind = Batch if self._tokens is None else TokenStep
+        return kind(self, _number(step))
 
     def index(self, step: int) -> np.ndarray:
         """The record ids of a step, uint64."""
+        if self._tokens is not None:
+            raise TypeError(
+                "a step of tokens has no record ids; batch(step).document_ids has documents"
+            )
         path = self._root / "index" / str(_number(step))
         shape = [self.local_batch]
         return self._map(_native.map_dense, path, "uint64", shape, self.writable).numpy()
@@ -116,13 +125,25 @@ class Dataset:
         text = spec if spec is not None else ",".join(f"{k}={v}" for k, v in keys.items())
         if spec is not None and keys:
             raise TypeError("view takes a spec as text or as keys, not both")
-        _, canonical = _native.parse_spec(text)
+        _, canonical = self._parse(text)
         made = Dataset(self.path, writable=self.writable, _spec=canonical)
         try:
             os.stat(made._root)
         except OSError as e:
             raise self._explain(e, f"view/{canonical}") from None
         return made
+
+    def _parse(self, spec: str) -> tuple[int, str]:
+        """The local batch of a spec and its canonical spelling."""
+        if self._tokens is None:
+            return _native.parse_spec(spec)
+        rows, _, _, canonical = _native.parse_lanes(spec)
+        return rows, canonical
+
+    @property
+    def _step_tokens(self) -> int:
+        _, seq_len, lanes, _ = _native.parse_lanes(self.spec)
+        return lanes * seq_len
 
     def _map(self, how: Any, path: Path, *args: Any) -> Any:
         try:
@@ -203,6 +224,69 @@ class Batch(Mapping):
         return f"<Batch {self.step} of {self._dataset!r}>"
 
 
+class TokenStep(Batch):
+    """The rows of a step of tokens, and where the tokens come from.
+
+    A *piece* is a run of tokens of a row that follow each other in one document; each row begins a
+    piece. All of it lies in one file, which is mapped when it is first asked for.
+    """
+
+    def __init__(self, dataset: Dataset, step: int) -> None:
+        super().__init__(dataset, step)
+        self._parts: dict[str, Any] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the step's first token is in."""
+        assert self._dataset._tokens is not None
+        return self.step * self._dataset._step_tokens // self._dataset._tokens
+
+    @property
+    def tokens(self) -> Any:
+        """The tokens, ``(lanes / world, seq_len)``."""
+        return self["tokens"]
+
+    @property
+    def cu_seqlens(self) -> Any:
+        """Where each piece begins in the rows put one behind the other, and the end: int32."""
+        return self._part("cu_seqlens", 1)
+
+    @property
+    def document_ids(self) -> Any:
+        """The document of each piece, counted through the dataset: int64."""
+        return self._part("document_ids", 0)
+
+    @property
+    def document_offsets(self) -> Any:
+        """Where each piece begins in its document, in tokens: int64."""
+        return self._part("document_offsets", 0)
+
+    def _part(self, name: str, more: int) -> Any:
+        if self._parts is None:
+            self._parts = self._read()
+        count = int(self._parts["pieces"].numpy()[0])
+        # Behind what there is lies room for more.
+        return self._parts[name][: count + more]
+
+    def _read(self) -> dict[str, Any]:
+        dataset = self._dataset
+        path = dataset._root / "tokens" / "batch" / f"{self.step}.safetensors"
+        try:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
+        except OSError as e:
+            raise dataset._explain(e, str(path.relative_to(dataset.path))) from None
+        kinds = {"I32": "int32", "I64": "int64", "U32": "uint32"}
+        found = {name: told for name, told in header.items() if not name.startswith("__")}
+        parts = [
+            (kinds[told["dtype"]], told["shape"], 8 + length + told["data_offsets"][0])
+            for told in found.values()
+        ]
+        mapped = dataset._map(_native.map_parts, path, parts, dataset.writable)
+        return dict(zip(found, mapped, strict=True))
+
+
 class _Files:
     """Batches by step or records by id."""
 
@@ -273,6 +357,9 @@ class Stream:
         ds, name = self._dataset, self.schema["dtype"]
         path = self._root / "batch" / str(step)
         shape = self.item_shape
+        if ds._tokens is not None:
+            # The records are documents of any length, and batches are rows of one.
+            shape = (_native.parse_lanes(ds.spec)[1],)
         if shape is not None:
             whole = [ds.local_batch, *shape]
             return ds._map(_native.map_dense, path, name, whole, ds.writable)

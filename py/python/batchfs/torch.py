@@ -15,11 +15,12 @@ from torch.utils import data
 
 from . import _native
 from ._convert import as_torch
+from ._torch_tokens import TokenDataset, TokenStep
 from .mounted import Dataset, Stream
 from .sampler import Sampler
 from .store import RaggedBatch
 
-__all__ = ["Batches", "Records", "as_is"]
+__all__ = ["Batches", "Records", "TokenDataset", "TokenStep", "as_is"]
 
 
 def as_is(batch: Any) -> Any:

@@ -2,12 +2,14 @@
 #![allow(unsafe_code)]
 
 mod array;
+mod arrow;
 mod capsule;
 mod dlpack;
 mod fork;
 mod memory;
 
 pub use array::{indices, indices_mut, of_array};
+pub use arrow::arrow_capsules;
 pub use capsule::{export, import};
 pub use dlpack::Device;
 pub use fork::{generation, pool, watch_forks};

@@ -14,8 +14,11 @@ impl View {
     /// The rendered face `key`, from `bytes`, the bare file of the same item, which has `layout`.
     ///
     /// # Errors
-    /// [`Error::NoFace`] if such records have no such file.
+    /// [`Error::NoFace`] if such records have no such file, [`Error::Store`] if a step cannot be read.
     pub(crate) fn render(&self, key: Key, layout: &Layout, bytes: &[u8]) -> Result<Vec<u8>> {
+        if key.face == Face::Json {
+            return self.describe_tokens(key).map(String::into_bytes);
+        }
         let made = match key.face {
             Face::Txt => text::render(self, key, layout, bytes).map(String::into_bytes),
             Face::Png => Picture::of(layout).and_then(|picture| picture.encode(bytes)),

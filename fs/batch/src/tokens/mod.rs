@@ -4,13 +4,15 @@ mod budget;
 mod documents;
 mod groups;
 mod joined;
+mod provenance;
 mod rows;
 mod state;
 mod table;
 mod windows;
 
 pub(crate) use documents::Documents;
-pub use rows::{Provenance, StepPart, TokenFigures, TokenRows, Tokens};
+pub use provenance::Provenance;
+pub use rows::{StepPart, TokenFigures, TokenRows, Tokens};
 pub use state::{StateError, TokenState};
 
 pub(crate) use rows::Step;

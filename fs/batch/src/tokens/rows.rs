@@ -1,18 +1,18 @@
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use batchfs_sampler::SpecError;
 use batchfs_sampler::lanes::{LaneSpec, Lanes, Mix, Mixture, Segment, SourceRow, WindowPieces};
 use batchfs_store::{DType, Error as Store, TokenSource};
 use rayon::ThreadPool;
 
+use super::Provenance;
 use super::budget::{Need, machine};
 use super::groups::{Groups, Pinned};
 use super::joined::Joined;
 use super::windows::{Met, Windows};
-use crate::gather::{Failure, share};
-use crate::layout::{Array, Fill};
-use crate::{Error, Face, Result};
+use crate::gather::share;
+use crate::{Error, Result};
 
 /// Bytes that a thread should have to copy before another one is woken.
 const PART: usize = 1 << 20;
@@ -216,19 +216,6 @@ pub struct TokenRows {
     next: Mutex<Vec<(u64, u64)>>,
 }
 
-/// Where the tokens of a step come from: one entry for each run of tokens of a row that follow
-/// each other in a document.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Provenance {
-    /// Where each run begins in the rows, put one behind the other; at the end their length. Each
-    /// row begins a run.
-    pub cu_seqlens: Vec<i32>,
-    /// The document of each run, counted through the dataset.
-    pub document_ids: Vec<i64>,
-    /// The run's place in its document, in tokens.
-    pub document_offsets: Vec<i64>,
-}
-
 /// What a step has of one row group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepPart {
@@ -249,6 +236,7 @@ pub(crate) struct Step<'a> {
     /// The windows of each source, with their row groups.
     parts: Vec<Vec<(Arc<WindowPieces>, Vec<usize>)>>,
     pinned: Pinned,
+    provenance: OnceLock<Provenance>,
 }
 
 /// What a step needs, before it is read.
@@ -342,7 +330,17 @@ impl TokenRows {
     /// # Errors
     /// As [`fill`](Self::fill).
     pub fn provenance(&self, step: u64) -> Result<Provenance, Store> {
-        Ok(self.step(step)?.provenance())
+        Ok(self.step(step)?.provenance().clone())
+    }
+
+    /// Both at once: the tokens of a step, and where they come from.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    pub fn read(&self, step: u64, out: &mut [u8]) -> Result<Provenance, Store> {
+        let step = self.step(step)?;
+        step.fill(0..self.rows(), out)?;
+        Ok(step.provenance().clone())
     }
 
     /// Gets the row groups of a step into memory, and begins with those of the next window.
@@ -370,7 +368,7 @@ impl TokenRows {
         });
         let parts = parts.collect();
         self.read_ahead(&soon, &last);
-        Ok(Step { rows: self, number, mixed, parts, pinned })
+        Ok(Step { rows: self, number, mixed, parts, pinned, provenance: OnceLock::new() })
     }
 
     fn plan(&self, step: u64) -> Plan {
@@ -449,25 +447,28 @@ impl Step<'_> {
         if out.is_empty() { Ok(()) } else { Err(self.inconsistent()) }
     }
 
-    fn inconsistent(&self) -> Store {
-        let why = format!("step {} is not as long as its index says", self.number);
-        Store::BadStore { path: self.rows.tokens.source().origin().into(), why }
-    }
-
-    pub(crate) fn provenance(&self) -> Provenance {
-        let mut out = Provenance::default();
-        let mut at = 0;
+    /// Calls `each` with row, document of the dataset, place in it and length of every piece, in order.
+    pub(super) fn each_piece(&self, mut each: impl FnMut(u64, u64, u64, u64)) {
         for row in 0..self.rows.rows() {
             for (group, segment) in self.segments(row) {
                 let document = self.rows.tokens.documents[group] + segment.document;
-                out.cu_seqlens.push(at);
-                out.document_ids.push(document as i64);
-                out.document_offsets.push(segment.offset as i64);
-                at += segment.len as i32;
+                each(row, document, segment.offset, segment.len);
             }
         }
-        out.cu_seqlens.push(at);
-        out
+    }
+
+    /// Where its tokens come from.
+    pub(crate) fn provenance(&self) -> &Provenance {
+        self.provenance.get_or_init(|| Provenance::of(self))
+    }
+
+    pub(super) fn spec(&self) -> &LaneSpec {
+        self.rows.lanes.spec()
+    }
+
+    fn inconsistent(&self) -> Store {
+        let why = format!("step {} is not as long as its index says", self.number);
+        Store::BadStore { path: self.rows.tokens.source().origin().into(), why }
     }
 }
 
@@ -480,50 +481,5 @@ impl Step<'_> {
         let count = rows.div_ceil(parts).max(1);
         let parts = (0..rows).step_by(count as usize).zip(out.chunks_mut(row * count as usize));
         share(pool, parts.collect(), |(from, out)| self.fill(from..(from + count).min(rows), out))
-    }
-
-    /// Fills an array about the step's pieces; what is left of it says that there are no more.
-    pub(crate) fn pieces(&self, fill: Fill, out: &mut [u8]) -> Result<(), Failure> {
-        let from = self.provenance();
-        let count = from.document_ids.len() as u64;
-        let room = self.rows.lanes.spec().pieces * self.rows.rows();
-        if count > room {
-            return Err(Failure::Pieces { needed: count, room });
-        }
-        let end = from.cu_seqlens.last().copied().unwrap_or(0);
-        match fill {
-            Fill::PieceOffsets => put(out, &from.cu_seqlens, end, i32::to_le_bytes),
-            Fill::PieceDocuments => put(out, &from.document_ids, -1, i64::to_le_bytes),
-            Fill::PiecePlaces => put(out, &from.document_offsets, -1, i64::to_le_bytes),
-            _ => put(out, &[count as i32], 0, i32::to_le_bytes),
-        }
-        Ok(())
-    }
-}
-
-/// Little-endian numbers, and `rest` up to the end of `out`.
-fn put<T: Copy, const N: usize>(out: &mut [u8], from: &[T], rest: T, bytes: fn(T) -> [u8; N]) {
-    let all = from.iter().copied().chain(std::iter::repeat(rest));
-    for (out, number) in out.chunks_exact_mut(N).zip(all) {
-        out.copy_from_slice(&bytes(number));
-    }
-}
-
-impl TokenRows {
-    /// The arrays of a step's file, without places.
-    pub(crate) fn arrays(&self, face: Face) -> Result<Vec<Array>, String> {
-        let spec = self.lanes.spec();
-        let shape = vec![spec.rows(), spec.seq_len];
-        let name = if face == Face::Safetensors { "tokens" } else { "data" };
-        let mut all = vec![Array::new(name, self.dtype(), shape, Fill::Tokens)?];
-        if face == Face::Safetensors {
-            let room = spec.rows().saturating_mul(spec.pieces);
-            let (one, ends) = (vec![1], vec![room.saturating_add(1)]);
-            all.push(Array::new("cu_seqlens", DType::Int32, ends, Fill::PieceOffsets)?);
-            all.push(Array::new("document_ids", DType::Int64, vec![room], Fill::PieceDocuments)?);
-            all.push(Array::new("document_offsets", DType::Int64, vec![room], Fill::PiecePlaces)?);
-            all.push(Array::new("pieces", DType::Int32, one, Fill::PieceCount)?);
-        }
-        Ok(all)
     }
 }

@@ -2,21 +2,36 @@
 //!
 //! The step is all there is to it; the rest is for saying no to a state of something else.
 
+use std::collections::HashMap;
+
 use batchfs_sampler::lanes::LaneSpec;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::rows::TokenRows;
 
-const MAGIC: &str = "batchfs-token-state";
-const VERSION: u32 = 1;
+const FORMAT: &str = "batchfs-token-state";
+const VERSION: u64 = 1;
+/// What `step` counts.
+const UNIT: &str = "steps of all ranks";
+/// Characters of the checksum.
+const SUM: usize = 16;
 
 /// The next step of a run over a token source, of all ranks together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TokenState {
-    spec: LaneSpec,
-    fingerprint: u128,
-    tokens: u64,
-    groups: u64,
+    format: String,
+    version: u64,
+    unit: String,
     step: u64,
+    spec: String,
+    column: String,
+    tokens: u64,
+    row_groups: u64,
+    data: String,
+    /// Name and fingerprint of each file.
+    files: Vec<(String, String)>,
 }
 
 /// Why bytes are no state, or a state is not one of this run.
@@ -27,7 +42,7 @@ pub enum StateError {
     Malformed(String),
     /// Of a version that is not known.
     #[error("the state has version {0}, and this batchfs knows version {VERSION}")]
-    Version(u32),
+    Version(u64),
     /// Of other data, or another order.
     #[error("the state is of another run: {0}")]
     Other(String),
@@ -36,16 +51,31 @@ pub enum StateError {
     Apart(String),
 }
 
+fn hex(number: u128) -> String {
+    format!("{number:032x}")
+}
+
+fn checksum(body: &str) -> String {
+    let sum: String = Sha256::digest(body).iter().map(|byte| format!("{byte:02x}")).collect();
+    sum.chars().take(SUM).collect()
+}
+
 impl TokenState {
     /// The state of a run over `rows` whose next step is `step`. It is the same for all ranks.
     pub fn new(rows: &TokenRows, step: u64) -> TokenState {
         let source = rows.tokens().source();
+        let files = source.token_files().into_iter();
         TokenState {
-            spec: LaneSpec { rank: 0, world: 1, ..*rows.lanes().spec() },
-            fingerprint: source.fingerprint(),
-            tokens: rows.lanes().epoch_tokens(),
-            groups: source.groups().len() as u64,
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            unit: UNIT.to_owned(),
             step,
+            spec: LaneSpec { rank: 0, world: 1, ..*rows.lanes().spec() }.to_string(),
+            column: source.column().to_owned(),
+            tokens: rows.lanes().epoch_tokens(),
+            row_groups: source.groups().len() as u64,
+            data: hex(source.fingerprint()),
+            files: files.map(|file| (file.name, hex(file.fingerprint))).collect(),
         }
     }
 
@@ -54,13 +84,11 @@ impl TokenState {
         self.step
     }
 
-    /// As bytes: a line of text.
+    /// As bytes: a line of JSON and a line with its checksum.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let Self { spec, fingerprint, tokens, groups, step } = self;
-        format!(
-            "{MAGIC} {VERSION} data={fingerprint:032x} tokens={tokens} row_groups={groups} spec={spec} step={step}\n"
-        )
-        .into_bytes()
+        // Strings and numbers alone: it cannot fail.
+        let body = serde_json::to_string(self).unwrap_or_default();
+        format!("{body}\n{}\n", checksum(&body)).into_bytes()
     }
 
     /// The state that these bytes are.
@@ -69,34 +97,32 @@ impl TokenState {
     /// [`StateError::Malformed`], [`StateError::Version`].
     pub fn from_bytes(bytes: &[u8]) -> Result<TokenState, StateError> {
         let bad = |why: &str| StateError::Malformed(why.to_owned());
-        let text = std::str::from_utf8(bytes).map_err(|_| bad("not text"))?;
-        let text = text.strip_suffix('\n').ok_or_else(|| bad("cut short"))?;
-        let mut words = text.split(' ');
-        if words.next() != Some(MAGIC) {
-            return Err(bad("they begin otherwise"));
+        let text = std::str::from_utf8(bytes).map_err(|_| bad("they are not text"))?;
+        let (body, sum) = text.split_once('\n').ok_or_else(|| bad("they are cut short"))?;
+        let told: serde_json::Value =
+            serde_json::from_str(body).map_err(|_| bad("they are not JSON, or damaged"))?;
+        if told["format"] != FORMAT {
+            return Err(bad("they are of another format"));
         }
-        let version = words.next().and_then(|word| word.parse().ok());
-        match version.ok_or_else(|| bad("no version"))? {
-            VERSION => {}
-            other => return Err(StateError::Version(other)),
+        match told["version"].as_u64() {
+            Some(VERSION) => {}
+            Some(other) => return Err(StateError::Version(other)),
+            None => return Err(bad("they have no version")),
         }
-        let mut word = |key: &str| {
-            let found = words.next().and_then(|word| word.strip_prefix(key)?.strip_prefix('='));
-            found.ok_or_else(|| bad(&format!("no {key}")))
-        };
-        let number = |text: &str| text.parse::<u64>().map_err(|_| bad(text));
-        let fingerprint = word("data")?;
-        let state = TokenState {
-            fingerprint: u128::from_str_radix(fingerprint, 16).map_err(|_| bad(fingerprint))?,
-            tokens: number(word("tokens")?)?,
-            groups: number(word("row_groups")?)?,
-            spec: word("spec")?.parse().map_err(|e| bad(&format!("{e}")))?,
-            step: number(word("step")?)?,
-        };
-        if words.next().is_some() || state.to_bytes() != bytes {
-            return Err(bad("they end otherwise"));
+        if sum.strip_suffix('\n') != Some(checksum(body).as_str()) {
+            return Err(bad("they are damaged or cut short, as their checksum says"));
         }
+        let state: TokenState =
+            serde_json::from_value(told).map_err(|e| StateError::Malformed(e.to_string()))?;
+        if state.unit != UNIT {
+            return Err(bad(&format!("it counts {:?}, not {UNIT:?}", state.unit)));
+        }
+        state.order()?;
         Ok(state)
+    }
+
+    fn order(&self) -> Result<LaneSpec, StateError> {
+        self.spec.parse().map_err(|e| StateError::Malformed(format!("{e}")))
     }
 
     /// Whether this is a state of a run over `rows`, whatever the number of ranks.
@@ -105,21 +131,33 @@ impl TokenState {
     /// [`StateError::Other`] with everything that differs.
     pub fn check(&self, rows: &TokenRows) -> Result<(), StateError> {
         let now = TokenState::new(rows, self.step);
-        // Room for pieces has no influence on the order.
-        let order = |spec: &LaneSpec| (spec.lanes, spec.window, spec.seq_len, spec.seed);
         let mut differs = Vec::new();
-        if order(&self.spec) != order(&now.spec) {
-            differs.push(format!("its spec is {}, not {}", self.spec, now.spec));
+        // Room for pieces and ranks have no influence on the order.
+        let (old, new) = (self.order()?, now.order()?);
+        for (key, old, new) in [
+            ("lanes", old.lanes, new.lanes),
+            ("window", old.window, new.window),
+            ("seq_len", old.seq_len, new.seq_len),
+            ("seed", old.seed, new.seed),
+        ] {
+            if old != new {
+                differs.push(format!("{key} is {old} in the state and {new} here"));
+            }
         }
-        if self.tokens != now.tokens || self.groups != now.groups {
+        if self.column != now.column {
+            let (old, new) = (&self.column, &now.column);
+            differs.push(format!("the column is {old:?} in the state and {new:?} here"));
+        }
+        let counts = (self.tokens, self.row_groups) == (now.tokens, now.row_groups);
+        if self.files != now.files {
+            differs.push(changes(&self.files, &now.files));
+        } else if counts && self.data != now.data && self.column == now.column {
+            differs.push("the data has as many tokens, but is other data".to_owned());
+        } else if !counts {
             differs.push(format!(
-                "its data has {} tokens in {} row groups, not {} in {}",
-                self.tokens, self.groups, now.tokens, now.groups
+                "the data has {} tokens in {} row groups in the state, and {} in {} here",
+                self.tokens, self.row_groups, now.tokens, now.row_groups
             ));
-        } else if self.fingerprint != now.fingerprint {
-            differs.push(
-                "its files have as many tokens, but other names, column or contents".to_owned(),
-            );
         }
         match differs.is_empty() {
             true => Ok(()),
@@ -138,14 +176,46 @@ impl TokenState {
         match others.iter().position(|part| part != first) {
             None => Ok(first.clone()),
             Some(at) if others[at].step != first.step => Err(StateError::Apart(format!(
-                "rank 0 is at step {}, rank {} at step {}",
+                "part 0 is at step {}, part {} at step {}",
                 first.step,
                 at + 1,
                 others[at].step
             ))),
             Some(at) => {
-                Err(StateError::Apart(format!("rank {} has other data or another spec", at + 1)))
+                Err(StateError::Apart(format!("part {} is of other data or settings", at + 1)))
             }
         }
     }
+}
+
+/// What happened to the files between two lists, each of names in the order of the dataset: the
+/// first one of each kind.
+fn changes(old: &[(String, String)], new: &[(String, String)]) -> String {
+    let by_name =
+        |files: &[(String, String)]| -> HashMap<String, String> { files.iter().cloned().collect() };
+    let (before, now) = (by_name(old), by_name(new));
+    let missing = |from: &[(String, String)], of: &HashMap<String, String>| -> Vec<String> {
+        from.iter().filter(|(name, _)| !of.contains_key(name)).map(|(n, _)| n.clone()).collect()
+    };
+    let rewritten: Vec<String> = new
+        .iter()
+        .filter(|(name, print)| before.get(name).is_some_and(|other| other != print))
+        .map(|(name, _)| name.clone())
+        .collect();
+    let kinds = [
+        (missing(old, &now), "is gone"),
+        (missing(new, &before), "is new"),
+        (rewritten, "was written anew"),
+    ];
+    let told: Vec<String> = kinds
+        .iter()
+        .filter_map(|(names, what)| {
+            let first = names.first()?;
+            Some(match names.len() {
+                1 => format!("{first} {what}"),
+                n => format!("{first} {what} (the first of {n})"),
+            })
+        })
+        .collect();
+    format!("the data has changed: {}", told.join(", "))
 }

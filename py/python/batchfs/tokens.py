@@ -1,0 +1,227 @@
+"""Token streams straight from Parquet, in this process."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+
+from ._native import Pipeline, TokenBatch, TokenSource
+from ._native import merge as _merge
+from .loader import _end, _integer
+
+__all__ = ["TokenBatch", "TokenLoader", "merge"]
+
+_LOG = logging.getLogger("batchfs")
+
+
+class TokenLoader:
+    """Gives the steps of a token source one after the other, epoch after epoch.
+
+        with TokenLoader("s3://bucket/data", lanes=512, seq_len=2048, rank=3, world=8) as loader:
+            while loader.epoch < 3:
+                for batch in loader:  # the rest of this epoch
+                    train(batch.tokens.torch())
+
+    ``uri`` is a Parquet file, a folder of them, or an address such as ``s3://bucket/prefix``, with
+    lists of token ids in ``column``. Each step is a :class:`TokenBatch` of ``lanes / world`` full
+    rows of ``seq_len`` tokens; which ones is what ``batchfs mount --spec`` with the same numbers
+    gives, on every machine and for any number of ranks.
+
+    ``budget`` bounds the bytes of decoded row groups (4 a token and 48 a document); ``None`` takes
+    what a step needs and a window more to read ahead. ``prefetch`` steps are made ahead by a
+    thread; with 0 each is made when it is asked for. ``threads`` decode, as many as there are
+    cores if 0. ``storage_options`` (``endpoint``, ``region``, ``access_key_id`` …) come before the
+    environment's ``AWS_*`` and the like, and are never shown.
+
+    Whatever is made ahead, the position is that of the next step that is given. A step that cannot
+    be read raises, and is tried again by the next one who asks. The loader ends its threads when
+    it is closed, forgotten, or the interpreter ends; in a child made by ``fork`` it raises
+    ``RuntimeError``.
+
+    Raises ``ValueError`` for settings that do not fit, ``StoreError`` for damaged data,
+    ``OSError`` for what cannot be read.
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        lanes: int = 256,
+        window: int = 64,
+        seq_len: int = 2048,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        budget: int | None = None,
+        column: str = "tokens",
+        storage_options: Mapping[str, str] | None = None,
+        prefetch: int = 2,
+        threads: int = 0,
+    ) -> None:
+        numbers = {
+            "lanes": _integer(lanes, "lanes", 1),
+            "window": _integer(window, "window", 1),
+            "seq_len": _integer(seq_len, "seq_len", 1),
+            "seed": _integer(seed, "seed", 0),
+            "rank": _integer(rank, "rank", 0),
+            "world": _integer(world, "world", 1),
+        }
+        ahead = _integer(prefetch, "prefetch", 0)
+        options = {}
+        for key, value in dict(storage_options or {}).items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                # Without the value, which may be secret.
+                raise TypeError(f"storage_options map names to text; {key!r} does not")
+            options[key] = value
+        self._source = TokenSource(
+            os.fspath(uri),
+            ",".join(f"{key}={value}" for key, value in numbers.items()),
+            column=column,
+            budget=None if budget is None else _integer(budget, "budget", 0),
+            threads=_integer(threads, "threads", 0),
+            storage_options=options,
+        )
+        self.rank, self.world = numbers["rank"], numbers["world"]
+        self._step: int | None = 0
+        self._closed = self._failed = False
+        self._pipeline = Pipeline.tokens(self._source, ahead)
+        self._threads = [
+            threading.Thread(target=self._pipeline.work, name="batchfs-tokens", daemon=True)
+            for _ in range(min(1, ahead))
+        ]
+        self._finalizer = weakref.finalize(self, _end, self._pipeline, self._threads)
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def spec(self) -> str:
+        """The settings that the order depends on, as a mount takes them."""
+        return self._source.spec
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of a step's rows: ``(lanes / world, seq_len)``."""
+        return self._source.shape
+
+    @property
+    def step(self) -> int:
+        """The next step."""
+        if self._step is None:
+            raise RuntimeError("there is no step after 2^64 - 1")
+        return self._step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step: the one that the step's first token is in."""
+        return self._source.epoch_of(self.step)
+
+    @property
+    def epoch_tokens(self) -> int:
+        """The tokens of an epoch, of all ranks together."""
+        return self._source.epoch_tokens
+
+    @property
+    def documents(self) -> int:
+        """The documents of the dataset."""
+        return self._source.documents
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """What was read and decoded so far, and the bytes of decoded row groups."""
+        return self._source.figures()
+
+    def first_step(self, epoch: int) -> int:
+        """The first step of an epoch."""
+        step = self._source.first_step(_integer(epoch, "epoch", 0))
+        if step is None:
+            raise ValueError(f"epoch {epoch} begins after the last step that there is, 2^64 - 1")
+        return step
+
+    def next(self) -> TokenBatch:
+        """The next step, of whatever epoch."""
+        if self._closed:
+            raise RuntimeError("this TokenLoader is closed")
+        step = self.step
+        if self._failed:
+            # Not before: what was made ahead meanwhile has failed, too.
+            self.seek(step)
+        try:
+            batch = self._pipeline.next()
+        except Exception:
+            self._failed = True
+            raise
+        if batch is None:
+            raise RuntimeError("this TokenLoader is closed")
+        self._step = step + 1 if step + 1 < 2**64 else None
+        return batch
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        epoch = self.epoch
+        while self._step is not None and self.epoch == epoch:
+            yield self.next()
+
+    def seek(self, step: int) -> None:
+        """Makes ``step`` (0 to 2^64 - 1) the next one. Nothing before it is read for that."""
+        number = operator.index(step)
+        if not 0 <= number < 2**64:
+            raise ValueError(f"step {number} is not valid; it is 0 to 2^64 - 1")
+        if self._closed:
+            raise RuntimeError("this TokenLoader is closed")
+        self._pipeline.set_position(0, number)
+        self._step, self._failed = number, False
+
+    def checkpoint(self) -> bytes:
+        """The position, as bytes: the next step of all ranks, and what it is a step of.
+
+        It is the same on all ranks that are at the same step, and good for any number of them.
+        """
+        return self._source.state(self.step)
+
+    def resume(self, state: bytes, *, force: bool = False) -> None:
+        """Goes on from a :meth:`checkpoint`, of this or of any other number of ranks.
+
+        Raises ``ValueError`` for a state of another version, of other settings or of data that have
+        changed since, and names what differs; the position is then as it was. With ``force`` the
+        step is taken all the same, and a warning is logged. Where the data lie makes no difference.
+        """
+        step, differs = self._source.read_state(bytes(state))
+        if differs is not None:
+            if not force:
+                raise ValueError(
+                    f"{differs}; resume(state, force=True) goes to its step all the same"
+                )
+            _LOG.warning("%s: forced to step %d of this one", differs, step)
+        self.seek(step)
+
+    def close(self) -> None:
+        """Ends the threads and throws away what was made ahead. A second call does nothing."""
+        self._closed = True
+        self._finalizer()
+
+    def __enter__(self) -> TokenLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple:
+        raise TypeError(
+            "a TokenLoader has threads and does not pickle; make one in each process, "
+            "and pass on what checkpoint() gives"
+        )
+
+    def __repr__(self) -> str:
+        return f"TokenLoader({self._source.origin!r}, {self.spec!r}, step={self._step})"
+
+
+def merge(parts: Iterable[bytes]) -> bytes:
+    """Joins the checkpoints of all ranks into one.
+
+    They have to be at the same step of the same run: ``ValueError`` names the first two that are
+    not.
+    """
+    return _merge([bytes(part) for part in parts])

@@ -1,0 +1,163 @@
+//! Where a pipeline's batches come from: sampled records, or the steps of a token source.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyStopIteration;
+use pyo3::prelude::*;
+
+use crate::draw::{Drawer, Drawn};
+use crate::shards::{Readers, Shard};
+use crate::tokens::{Rows, Step, TokenSource};
+
+/// A batch of this many bytes is large.
+const LARGE: u64 = 4 << 20;
+
+/// A batch that is there.
+pub enum Made {
+    /// Gathered, not yet Python's.
+    Shards(Vec<Shard>),
+    /// The same of tokens.
+    Step(Step),
+    /// What a transform made of it.
+    Object(Py<PyAny>),
+}
+
+/// What a pipeline asks for one batch after the other.
+pub enum Feed {
+    Records(Box<Records>),
+    Tokens {
+        rows: Arc<Rows>,
+        /// The next step; `None` after the last one that there is.
+        next: Mutex<Option<u64>>,
+    },
+}
+
+pub struct Records {
+    readers: Readers,
+    drawer: Drawer,
+    transform: Option<Py<PyAny>>,
+}
+
+impl Feed {
+    pub fn records(readers: Readers, drawer: Drawer, transform: Option<Py<PyAny>>) -> Feed {
+        Feed::Records(Box::new(Records { readers, drawer, transform }))
+    }
+
+    pub fn tokens(source: &TokenSource) -> Feed {
+        Feed::Tokens { rows: source.rows(), next: Mutex::new(Some(0)) }
+    }
+
+    /// Whether it has threads of its own, which a child made by `fork` lacks.
+    pub fn has_threads(&self) -> bool {
+        matches!(self, Feed::Tokens { .. })
+    }
+
+    /// What is said in such a child.
+    pub fn left(&self) -> &'static str {
+        match self {
+            Feed::Records(_) => {
+                "this Loader was made before a fork and its threads are in the parent; make a Loader in this process, or use workers=0"
+            }
+            Feed::Tokens { .. } => crate::tokens::LEFT,
+        }
+    }
+
+    /// Views at each position.
+    pub fn shards(&self) -> usize {
+        match self {
+            Feed::Records(records) => records.readers.shards(),
+            Feed::Tokens { .. } => 1,
+        }
+    }
+
+    /// What the next batch is made of.
+    ///
+    /// # Errors
+    /// See [`Drawer::draw`]; `StopIteration` at the end.
+    pub fn draw(&self) -> PyResult<Drawn> {
+        match self {
+            Feed::Records(records) => records.drawer.draw(&records.readers),
+            Feed::Tokens { next, .. } => {
+                let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+                let step = next.ok_or_else(|| PyStopIteration::new_err(()))?;
+                *next = step.checked_add(1);
+                Ok(Drawn { ids: Vec::new(), step: Some(step) })
+            }
+        }
+    }
+
+    /// Makes a batch, without the interpreter but for a transform. `alone` is said if no other thread
+    /// makes one. As long as `turn` is held, nobody draws or makes the next one.
+    ///
+    /// # Errors
+    /// Those of the data, and of the transform.
+    pub fn make(&self, drawn: &Drawn, alone: bool, turn: MutexGuard<'_, ()>) -> PyResult<Made> {
+        match self {
+            Feed::Records(records) => records.make(&drawn.ids, alone, turn),
+            Feed::Tokens { rows, .. } => {
+                drop(turn);
+                rows.read(drawn.step.unwrap_or(0)).map(Made::Step)
+            }
+        }
+    }
+
+    /// A batch as Python has it.
+    ///
+    /// # Errors
+    /// If Python has no memory.
+    pub fn told(&self, py: Python<'_>, made: Made) -> PyResult<Py<PyAny>> {
+        match (made, self) {
+            (Made::Shards(shards), Feed::Records(records)) => {
+                Ok(records.readers.list(py, shards)?.unbind().into_any())
+            }
+            (Made::Shards(_), Feed::Tokens { .. }) => Ok(py.None()),
+            (Made::Step(step), _) => Ok(Py::new(py, step.batch(py)?)?.into_any()),
+            (Made::Object(object), _) => Ok(object),
+        }
+    }
+
+    /// The next step, where there are steps.
+    pub fn step(&self) -> Option<u64> {
+        match self {
+            Feed::Records(records) => records.drawer.step(),
+            Feed::Tokens { next, .. } => *next.lock().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// Makes `step` the next one.
+    ///
+    /// # Errors
+    /// See [`Drawer::seek`].
+    pub fn seek(&self, step: u64) -> PyResult<()> {
+        match self {
+            Feed::Records(records) => records.drawer.seek(step),
+            Feed::Tokens { next, .. } => {
+                *next.lock().unwrap_or_else(PoisonError::into_inner) = Some(step);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Records {
+    fn make(&self, ids: &[u64], alone: bool, turn: MutexGuard<'_, ()>) -> PyResult<Made> {
+        let shards = self.gather(ids, alone, turn)?;
+        let Some(transform) = &self.transform else { return Ok(Made::Shards(shards)) };
+        Python::attach(|py| {
+            let list = self.readers.list(py, shards)?;
+            transform.call1(py, (list,)).map(Made::Object)
+        })
+    }
+
+    /// Small batches are gathered side by side, by one thread each. Large ones come one at a time, by
+    /// all threads: several at once would wait for the same memory, and take up more of it. They come
+    /// in order, so that none has to be kept until an earlier one is there.
+    fn gather(&self, ids: &[u64], alone: bool, turn: MutexGuard<'_, ()>) -> PyResult<Vec<Shard>> {
+        let bytes = self.readers.record_bytes().saturating_mul(ids.len() as u64);
+        if bytes >= LARGE {
+            return self.readers.gather(ids, true);
+        }
+        drop(turn);
+        self.readers.gather(ids, alone)
+    }
+}
