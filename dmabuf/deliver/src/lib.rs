@@ -1,2 +1,11 @@
 //! Batches for devices and for other processes: dma-bufs over the pages of a region, buffers of a
 //! render node, the service that hands out descriptors, and HIP.
+
+mod dmabuf;
+mod error;
+mod sys;
+mod udmabuf;
+
+pub use dmabuf::{Access, DmaBuf, Mapping};
+pub use error::{Error, Unavailable};
+pub use udmabuf::{Limits, Range, Udmabuf};
