@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -11,6 +13,13 @@ use serde_json::Value;
 pub use crate::service::message::Descriptor;
 use crate::service::message::{PROTOCOL, REPLY, Request};
 use crate::sys::socket::{receive, send};
+
+/// Leases that fit into a request in any case.
+const MOST_OWED: usize = 100;
+
+fn text(request: &Request) -> io::Result<Vec<u8>> {
+    serde_json::to_vec(request).map_err(io::Error::other)
+}
 
 /// Why there is no batch.
 #[derive(Debug, thiserror::Error)]
@@ -53,11 +62,14 @@ pub struct Wanted {
     pub face: String,
 }
 
-/// A connection to a service. Requests may be sent ahead; replies come in any order.
+/// A connection to a service. Requests may be sent ahead; replies come in any order. Threads may
+/// share it to give leases back, and not to wait for replies at the same time.
 #[derive(Debug)]
 pub struct Client {
     socket: OwnedFd,
-    last: u64,
+    last: AtomicU64,
+    /// Leases that could not be given back yet.
+    owed: Mutex<Vec<u64>>,
 }
 
 impl AsFd for Client {
@@ -86,14 +98,14 @@ impl Client {
         let kind = SockType::SeqPacket;
         let socket = socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC, None)?;
         connect(socket.as_raw_fd(), &UnixAddr::new(&path)?)?;
-        Ok(Client { socket, last: 0 })
+        Ok(Client { socket, last: AtomicU64::new(0), owed: Mutex::default() })
     }
 
     /// What the service says of itself and of the data.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn hello(&mut self) -> Result<Value, ClientError> {
+    pub fn hello(&self) -> Result<Value, ClientError> {
         self.ask("hello")
     }
 
@@ -101,11 +113,11 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn stats(&mut self) -> Result<Value, ClientError> {
+    pub fn stats(&self) -> Result<Value, ClientError> {
         self.ask("stats")
     }
 
-    fn ask(&mut self, op: &str) -> Result<Value, ClientError> {
+    fn ask(&self, op: &str) -> Result<Value, ClientError> {
         let id = self.send(Request { op: Some(op.to_owned()), ..Request::default() })?;
         match self.receive()? {
             (got, Reply::Other(answer)) if got == Some(id) => Ok(answer),
@@ -117,7 +129,11 @@ impl Client {
     ///
     /// # Errors
     /// If the service is gone.
-    pub fn request(&mut self, wanted: &Wanted, release: Vec<u64>) -> io::Result<u64> {
+    pub fn request(&self, wanted: &Wanted, mut release: Vec<u64>) -> io::Result<u64> {
+        let mut owed = self.owed();
+        let count = owed.len().min(MOST_OWED.saturating_sub(release.len()));
+        release.extend(owed.drain(..count));
+        drop(owed);
         self.send(Request {
             op: Some("export".to_owned()),
             view: wanted.view.clone(),
@@ -133,7 +149,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn export(&mut self, wanted: &Wanted) -> Result<Export, ClientError> {
+    pub fn export(&self, wanted: &Wanted) -> Result<Export, ClientError> {
         let id = self.request(wanted, Vec::new())?;
         match self.receive()? {
             (got, Reply::Export(export)) if got == Some(id) => Ok(export),
@@ -142,28 +158,42 @@ impl Client {
     }
 
     /// Gives leases back: what they stand for is closed and unmapped, and no page of it is kept.
+    /// Does not wait: while the service does not read, they are kept for the next request.
     ///
     /// # Errors
     /// If the service is gone.
-    pub fn release(&mut self, leases: Vec<u64>) -> io::Result<()> {
+    pub fn release(&self, leases: Vec<u64>) -> io::Result<()> {
+        let mut owed = self.owed();
+        owed.extend(leases);
         let request = Request {
             version: Some(PROTOCOL),
             op: Some("release".to_owned()),
-            release: leases,
+            release: owed.iter().take(MOST_OWED).copied().collect(),
             ..Request::default()
         };
-        self.put(&request)
+        match send(&self.socket, &text(&request)?, None) {
+            Ok(()) => {
+                let sent = request.release.len();
+                owed.drain(..sent);
+                Ok(())
+            }
+            Err(Errno::EAGAIN) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
     }
 
-    fn send(&mut self, request: Request) -> io::Result<u64> {
-        self.last += 1;
-        let id = self.last;
+    fn owed(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, request: Request) -> io::Result<u64> {
+        let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.put(&Request { version: Some(PROTOCOL), id: Some(id), ..request })?;
         Ok(id)
     }
 
     fn put(&self, request: &Request) -> io::Result<()> {
-        let text = serde_json::to_vec(request).map_err(io::Error::other)?;
+        let text = text(request)?;
         loop {
             match send(&self.socket, &text, None) {
                 // The service has other things to do; it reads on when it answers.
@@ -187,7 +217,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`]; a refusal is one of the oldest request that is not answered yet, unless
     /// several were sent ahead.
-    pub fn receive(&mut self) -> Result<(Option<u64>, Reply), ClientError> {
+    pub fn receive(&self) -> Result<(Option<u64>, Reply), ClientError> {
         let mut room = vec![0; REPLY];
         let packet = receive(&self.socket, &mut room, true)?;
         if packet.len == 0 {
