@@ -13,4 +13,4 @@ pub use arrow::arrow_capsules;
 pub use capsule::{export, import};
 pub use dlpack::Device;
 pub use fork::{generation, pool, watch_forks};
-pub use memory::{Memory, of_block, of_file};
+pub use memory::{Memory, lent_file, of_block, of_file};
