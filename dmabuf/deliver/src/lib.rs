@@ -3,9 +3,11 @@
 
 mod dmabuf;
 mod error;
+mod picture;
 mod sys;
 mod udmabuf;
 
 pub use dmabuf::{Access, DmaBuf, Mapping};
 pub use error::{Error, Unavailable};
+pub use picture::Picture;
 pub use udmabuf::{Limits, Range, Udmabuf};
