@@ -18,7 +18,7 @@ failed=
 for test in /tests/*; do
     name=${test##*/}
     echo "guest: begin $name"
-    "$test" --test-threads=1
+    "$test" --test-threads=1 --show-output
     code=$?
     echo "guest: end $name $code"
     [ "$code" = 0 ] || failed="$failed $name"

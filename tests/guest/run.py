@@ -3,8 +3,9 @@
 
     tests/guest/run.py [--only NAME]... [--timeout SECONDS] [--quick]
 
-The tests are those of the crate batchfs-dmabuf, built as everything else is, with the program
-batchfs beside them. qemu and the kernel are kept in the folder `guest` of the target folder.
+The tests are those of the crate batchfs-dmabuf and those in fs/mount/tests, built as everything
+else is, with the program batchfs beside them. qemu and the kernel are kept in the folder `guest`
+of the target folder.
 Exits with 0 if all passed, 77 if the machine cannot be had (the last line says why), else 1.
 """
 
@@ -22,8 +23,9 @@ from initramfs import Archive
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
-PACKAGE = "batchfs-dmabuf"
 SKIPPED = 77
+# Crates, and which kinds of their tests.
+TESTS = {("dmabuf/deliver", "lib"), ("dmabuf/deliver", "test"), ("fs/mount", "test")}
 
 
 def build(*which: str) -> list[str]:
@@ -36,7 +38,8 @@ def build(*which: str) -> list[str]:
 def executables(quick: bool) -> tuple[Path, dict[str, Path]]:
     """The program, and the tests by name."""
     if quick:
-        said = build("-p", "batchfs", "--bin", "batchfs") + build("-p", "batchfs-dmabuf", "--tests")
+        said = build("-p", "batchfs", "--bin", "batchfs")
+        said += build("-p", "batchfs-dmabuf", "-p", "batchfs-mount", "--tests")
     else:
         # As tests/run.sh does it, so that nothing is built twice.
         said = build("--workspace", "--bins", "--tests", "--examples")
@@ -48,11 +51,10 @@ def executables(quick: bool) -> tuple[Path, dict[str, Path]]:
         target, path = made["target"], Path(made["executable"])
         if target["kind"] == ["bin"] and target["name"] == "batchfs":
             program = program if made["profile"]["test"] else path
-        elif made["profile"]["test"] and made["package_id"].split("#")[0].endswith(
-            "/dmabuf/deliver"
-        ):
-            name = "unit" if target["kind"] == ["lib"] else target["name"]
-            tests[name] = path
+        elif made["profile"]["test"]:
+            folder = Path(made["manifest_path"]).parent.relative_to(ROOT).as_posix()
+            if (folder, target["kind"][0]) in TESTS:
+                tests[f"{folder}/{target['name']}".replace("/", "-")] = path
     if program is None:
         sys.exit("the build gave no program batchfs")
     return program, tests

@@ -240,7 +240,7 @@ fn its_pages_are_the_memfds_page_frames() {
     assert_same_pages(&map, &mine, &picked, &device.create_list(&list).unwrap());
 }
 
-/// The pages of `buffer` are those of `map`. Kernels from 6.9 on do not show the frames of a dma-buf's
+/// The pages of `buffer` are those of `map`. Newer kernels do not show the frames of a dma-buf's
 /// mapping; but what is written into one page, and seen in the other, was written into that frame.
 fn assert_same_pages(map: &Shared, frames_of_map: &[u64], picked: &[usize], buffer: &DmaBuf) {
     let mapped = buffer.map().unwrap();
