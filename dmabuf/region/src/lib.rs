@@ -10,11 +10,13 @@
 
 mod arena;
 mod backing;
+mod kept;
 mod pool;
 mod region;
 mod sys;
 
 pub use arena::{AllocError, Arena, Config, Holder, Stats};
 pub use backing::{Backing, HUGE_FROM, HUGE_PAGE, PAGE};
+pub use kept::Kept;
 pub use pool::{Block, Pool};
 pub use region::{Region, RegionMut};

@@ -42,6 +42,27 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.map.as_ptr(), self.len) }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies bytes out that others may write meanwhile. False if they do not all lie inside.
+    pub(crate) fn copy(&self, at: usize, out: &mut [u8]) -> bool {
+        let inside = at.checked_add(out.len()).is_some_and(|end| end <= self.len);
+        if inside {
+            // SAFETY: inside of the mapping, as just checked; `out` is memory of its own. No
+            // reference to the mapped bytes is made, so that others may write them.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.map.as_ptr().add(at),
+                    out.as_mut_ptr(),
+                    out.len(),
+                );
+            }
+        }
+        inside
+    }
+
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `&mut self` makes it the only reference in this process;
         // outside there is none, since the arena never hands exposed memory out for writing again.

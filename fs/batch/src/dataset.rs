@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -9,6 +10,7 @@ use crate::face::Making;
 use crate::layout::{Array, Fill};
 use crate::order::Order;
 use crate::render::Picture;
+use crate::resident::{self, Resident};
 use crate::tokens::{Documents, TokenRows, Tokens};
 use crate::{Error, Face, Item, Key, Layout, Result, ViewSpec};
 
@@ -30,6 +32,10 @@ pub struct Dataset {
     len: u64,
     /// The source of the only stream, if that is one of tokens.
     tokens: Option<Arc<Tokens>>,
+    /// The streams that are in memory, by number.
+    resident: BTreeMap<u16, Arc<Resident>>,
+    /// What whoever mounts it should know.
+    notes: Vec<String>,
 }
 
 impl Dataset {
@@ -50,7 +56,14 @@ impl Dataset {
                 Dataset::MOST_STREAMS
             )));
         }
-        Ok(Dataset { origin, streams, len, tokens: None })
+        Ok(Dataset {
+            origin,
+            streams,
+            len,
+            tokens: None,
+            resident: BTreeMap::new(),
+            notes: Vec::new(),
+        })
     }
 
     /// A stream of tokens, which is always alone: its records are the documents, its batches rows of
@@ -59,7 +72,62 @@ impl Dataset {
         let stream = Documents::new(tokens.clone());
         let streams = vec![NamedStream { name: "tokens".to_owned(), stream: Arc::new(stream) }];
         let (origin, len) = (tokens.source().origin().into(), tokens.documents());
-        Dataset { origin, streams, len, tokens: Some(tokens) }
+        Dataset {
+            origin,
+            streams,
+            len,
+            tokens: Some(tokens),
+            resident: BTreeMap::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Reads all streams into memory whose records can be kept there, each at a page of its own, on
+    /// `threads` threads (0 takes as many as there are cores). [`notes`](Self::notes) says of the
+    /// others why they are not.
+    ///
+    /// # Errors
+    /// [`Error::NotEnough`] before anything is read, if the system has no room for them;
+    /// [`Error::Store`] if a record cannot be read.
+    pub fn make_resident(&mut self, threads: usize) -> Result<()> {
+        let mut needed = 0u64;
+        let mut wanted = Vec::new();
+        for (number, named) in self.streams.iter().enumerate() {
+            match Resident::needed(&*named.stream) {
+                Ok(bytes) => {
+                    needed = needed.saturating_add(bytes);
+                    wanted.push(number);
+                }
+                Err(why) => self.notes.push(format!("{}: {why}", named.name)),
+            }
+        }
+        let available = resident::available();
+        if needed > available {
+            return Err(Error::NotEnough { needed, available });
+        }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        let pool = pool.map_err(|e| Error::Dataset(format!("cannot start threads: {e}")))?;
+        for number in wanted {
+            let stream = self.streams[number].stream.clone();
+            let kept = pool.install(|| Resident::load(stream));
+            let kept = Arc::new(kept.map_err(|source| Error::Store {
+                item: self.streams[number].name.clone(),
+                source,
+            })?);
+            self.streams[number].stream = kept.clone();
+            self.resident.insert(number as u16, kept);
+        }
+        Ok(())
+    }
+
+    /// The stream with this number, if it is in memory.
+    pub fn resident(&self, number: u16) -> Option<&Arc<Resident>> {
+        self.resident.get(&number)
+    }
+
+    /// What whoever mounts it should know, a line each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The source of its tokens, if it is made of these.

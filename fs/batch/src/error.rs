@@ -65,6 +65,16 @@ pub enum Error {
         /// The budget.
         limit: u64,
     },
+    /// The system has no memory for records that are to stay in it.
+    #[error(
+        "to keep all records in memory takes {needed} bytes, and the system has {available}; mount without --resident"
+    )]
+    NotEnough {
+        /// Bytes of all records, padded.
+        needed: u64,
+        /// Bytes that the system has.
+        available: u64,
+    },
     /// There is such a file, but not a byte in it, so that it has no region.
     #[error("{item}: it is empty")]
     Empty {

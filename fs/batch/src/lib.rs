@@ -20,6 +20,7 @@ mod metrics;
 mod order;
 mod predict;
 mod render;
+mod resident;
 mod slots;
 mod tokens;
 mod write;
@@ -32,6 +33,7 @@ pub use gather::gather_records;
 pub use layout::{Array, Fill, Layout, Pieces};
 pub use metrics::Metrics;
 pub use order::ViewSpec;
+pub use resident::{Piece, Resident};
 pub use tokens::{Provenance, StateError, StepPart, TokenFigures, TokenRows, TokenState, Tokens};
 
 pub use batchfs_sampler::lanes::{LaneSpec, Mix, SourceRow};

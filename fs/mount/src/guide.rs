@@ -157,6 +157,13 @@ pub(crate) fn config(tree: &Tree) -> String {
     let tokens = view.dataset().tokens();
     // What only a mount has.
     let mounted = tree.delivery.get().is_some();
+    let resident: serde_json::Map<_, _> = (0..streams.len() as u16)
+        .filter_map(|s| Some((view.dataset().stream(s)?, view.dataset().resident(s)?)))
+        .map(|(named, kept)| {
+            let about = json!({ "bytes": kept.bytes(), "stride": kept.stride() });
+            (named.name.clone(), about)
+        })
+        .collect();
     let out = json!({
         "format": "batchfs-mount",
         "version": 1,
@@ -178,6 +185,7 @@ pub(crate) fn config(tree: &Tree) -> String {
             "protocol": batchfs_dmabuf::PROTOCOL,
             "socket": path.to_string_lossy(),
         })),
+        "resident": resident,
         "pid": mounted.then(std::process::id),
     });
     format!("{out:#}\n")
@@ -204,6 +212,14 @@ pub(crate) fn metrics(tree: &Tree) -> String {
         };
         put(&name, "counter", help, value);
     }
+    let dataset = tree.main().dataset();
+    let resident = (0..dataset.streams().len() as u16).filter_map(|s| dataset.resident(s));
+    put(
+        "memory_resident_bytes",
+        "gauge",
+        "Records that are kept in memory, beside the budget",
+        resident.map(|kept| kept.bytes()).sum(),
+    );
     if let Some(tokens) = tree.main().dataset().tokens() {
         let figures = tokens.figures();
         for (name, kind, help, value) in [

@@ -73,11 +73,13 @@ pub(crate) enum Missing {
 
 impl Tree {
     pub(crate) fn new(view: Arc<View>, engine: Engine) -> Tree {
+        let errors = ErrorLog::default();
+        view.dataset().notes().iter().for_each(|note| errors.add(None, note));
         Tree {
             modified: view.dataset().modified(),
             views: Views::new(view),
             engine,
-            errors: ErrorLog::default(),
+            errors,
             inodes: Inodes::default(),
             delivery: std::sync::OnceLock::new(),
             socket: std::sync::OnceLock::new(),

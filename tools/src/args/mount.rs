@@ -63,6 +63,11 @@ pub struct Mount {
     /// number, with KiB, MiB, GiB (1024) or kB, MB, GB (1000) behind it
     #[arg(long, default_value = "1GiB", value_name = "SIZE")]
     pub memory: ByteSize,
+    /// Read all records into memory first, beside the bytes of --memory, each padded to whole pages;
+    /// a batch's dma-buf is then made of the pages of its records, without a copy. Records that differ
+    /// in length, or are less than half a page, stay where they are
+    #[arg(long)]
+    pub resident: bool,
     /// Let other users read, too
     #[arg(long)]
     pub allow_other: bool,

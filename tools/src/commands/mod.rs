@@ -27,11 +27,11 @@ use crate::parents::Parents;
 use crate::say;
 
 /// Opens `path` as a dataset.
-pub fn dataset(path: &Path, verify: Verify, types: &Types) -> anyhow::Result<Arc<Dataset>> {
+pub fn dataset(path: &Path, verify: Verify, types: &Types) -> anyhow::Result<Dataset> {
     let options = OpenOptions::verify(verify);
     let streams = batchfs_source::open_dataset_as(path, &options, &types.all())?;
     let streams = streams.into_iter().map(|(name, stream)| NamedStream { name, stream }).collect();
-    Ok(Arc::new(Dataset::new(path, streams)?))
+    Ok(Dataset::new(path, streams)?)
 }
 
 /// What a mount shows: of record streams, or of Parquet with a column of tokens.
@@ -42,6 +42,7 @@ pub fn view(
     args: &TokenArgs,
     verify: Verify,
     threads: usize,
+    resident: bool,
 ) -> anyhow::Result<View> {
     if let Some(mix) = args.mix()? {
         let (data, spec) = tokens::mixture(source, &mix, args, spec, threads)?;
@@ -51,11 +52,18 @@ pub fn view(
     let address = source.to_str().is_some_and(|source| source.contains("://"));
     let source = if address { source.to_owned() } else { std::path::absolute(source)? };
     let view = if tokens::is_tokens(&source)? {
+        if resident {
+            anyhow::bail!("{}: --resident is for records, not for tokens", source.display());
+        }
         let (data, spec) = tokens::dataset(&source, args, spec, threads)?;
         View::new(0, "", data, spec)
     } else {
         let spec = spec.map_or(Ok(Spec::default()), AnySpec::records)?;
-        View::new(0, "", dataset(&source, verify, types)?, spec)
+        let mut data = dataset(&source, verify, types)?;
+        if resident {
+            data.make_resident(threads).map_err(|e| about(&source, e))?;
+        }
+        View::new(0, "", Arc::new(data), spec)
     };
     view.map_err(|e| about(&source, e))
 }
@@ -63,7 +71,7 @@ pub fn view(
 /// The tree that a mount of `path` would be.
 pub fn unmounted(path: &Path, order: &Order) -> anyhow::Result<Unmounted> {
     let Order { spec, types, tokens } = order;
-    let view = view(path, spec.as_ref(), types, tokens, Verify::First, 0)?;
+    let view = view(path, spec.as_ref(), types, tokens, Verify::First, 0, false)?;
     Ok(Unmounted::new(Arc::new(view), 0)?)
 }
 

@@ -94,8 +94,8 @@ pub fn prepare(args: &Mount) -> anyhow::Result<Prepared> {
         When::Always => Verify::Always,
         When::Never => Verify::Never,
     };
-    let (source, spec) = (&args.source, args.spec.as_ref());
-    let view = view(source, spec, &args.types, &args.tokens, verify, args.threads)?;
+    let Mount { source, spec, types, tokens, threads, resident, .. } = args;
+    let view = view(source, spec.as_ref(), types, tokens, verify, *threads, *resident)?;
     let options = Options {
         memory: args.memory.as_u64(),
         allow_other: args.allow_other,

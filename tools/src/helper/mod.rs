@@ -69,6 +69,7 @@ Options of the mount:
   memory=SIZE           bytes that all batches in memory may take together
   threads=N             threads that gather
   verify=WHEN           when to compare checksums: first, always, never
+  resident              read all records into memory first
   cached                answer reads even where the kernel could read by itself
   dtype=[STREAM=]DTYPE  what elements are that NumPy has no name for
   column=NAME           the column of tokens in Parquet files
