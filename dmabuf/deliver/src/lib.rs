@@ -3,6 +3,8 @@
 
 mod dmabuf;
 mod error;
+pub mod hip;
+pub mod render;
 mod sys;
 mod udmabuf;
 
