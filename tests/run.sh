@@ -239,6 +239,17 @@ build() {
     export BATCHFS_BIN
 }
 
+# Tests of dma-bufs, on a kernel that has them: in an emulated machine.
+guest() {
+    local code=0 log=$target/guest.log
+    "$venv/bin/python" tests/guest/run.py | tee "$log" || code=${PIPESTATUS[0]}
+    if ((code == 77)); then
+        skipped+=("dma-bufs on a kernel with udmabuf: $(tail -1 "$log")")
+        return 0
+    fi
+    return "$code"
+}
+
 # Python programs that the package may be tried with, one for each minor version.
 pythons() {
     local minor name
@@ -329,6 +340,7 @@ if [[ -e sampler/tests/order_reference.py ]]; then
 else
     skipped+=("order-reference: no such file")
 fi
+stage guest guest
 stage end-to-end "$venv/bin/python" "${pytest[@]}"
 stage python-wheel python_wheel
 stage python-package python_package

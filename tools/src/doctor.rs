@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
+use batchfs_dmabuf::Udmabuf;
 use batchfs_region::{Arena, Backing, Config, HUGE_PAGE};
 use batchfs_store::{DType, Schema, StoreWriter, WriteOptions};
 use serde_json::json;
@@ -259,30 +260,26 @@ fn descriptors() -> Finding {
     }
 }
 
+/// Makes a dma-buf, in truth.
 fn udmabuf() -> Finding {
-    let device = Path::new("/dev/udmabuf");
-    let limit = |name| read(&format!("/sys/module/udmabuf/parameters/{name}"));
-    match fs::OpenOptions::new().read(true).write(true).open(device) {
-        Ok(_) => {
-            let size = limit("size_limit_mb").unwrap_or_else(|| "?".to_owned());
-            let list = limit("list_limit").unwrap_or_else(|| "?".to_owned());
-            good("udmabuf", format!("can be opened (size_limit_mb={size}, list_limit={list})"))
-        }
-        Err(e) if e.kind() == ErrorKind::NotFound => missing(
-            "udmabuf",
-            "/dev/udmabuf is not there",
-            "`modprobe udmabuf` as root, if the kernel has it (CONFIG_UDMABUF); only dma-bufs need it",
-        ),
-        Err(e) => {
-            use std::os::unix::fs::MetadataExt as _;
-            let group = fs::metadata(device).map_or(0, |m| m.gid());
-            missing(
-                "udmabuf",
-                format!("/dev/udmabuf belongs to group {group} and cannot be opened: {e}"),
-                format!(
-                    "become a member of group number {group}, or run as root; only dma-bufs need it"
+    match Udmabuf::open() {
+        Ok(device) => {
+            let limits = device.limits();
+            let tell = |limit: Option<u64>| limit.map_or("unknown".to_owned(), |n| n.to_string());
+            let limits = format!(
+                "size_limit_mb={}, list_limit={}",
+                tell(limits.bytes.map(|b| b >> 20)),
+                tell(limits.ranges)
+            );
+            match device.probe() {
+                Ok(()) => good("udmabuf", format!("tried: makes dma-bufs ({limits})")),
+                Err(e) => missing(
+                    "udmabuf",
+                    format!("/dev/udmabuf opens, but: {e}"),
+                    "see the kernel's log; only dma-bufs need it",
                 ),
-            )
+            }
         }
+        Err(e) => missing("udmabuf", e.why, format!("{}; only dma-bufs need it", e.way_out)),
     }
 }

@@ -172,6 +172,15 @@ impl DmaBuf {
         }
     }
 
+    /// Whether this descriptor is the only reference, and no device is at work: then its memory may be
+    /// filled again.
+    ///
+    /// # Errors
+    /// Those of [`count`](Self::count) and [`idle`](Self::idle).
+    pub fn is_unused(&self) -> Result<bool, Error> {
+        Ok(self.count()? <= 1 && self.idle(Access::Write, Duration::ZERO)?)
+    }
+
     /// Maps all of it.
     ///
     /// # Errors

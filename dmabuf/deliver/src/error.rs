@@ -30,7 +30,7 @@ pub enum Error {
         why: &'static str,
     },
     /// A part of a file that no dma-buf can be made of.
-    #[error("no dma-buf can be made of bytes {offset} to {} of a file of {file_len} bytes: {why}", offset + len)]
+    #[error("no dma-buf can be made of bytes {offset} to {} of a file of {file_len} bytes: {why}", u128::from(*offset) + u128::from(*len))]
     Range {
         /// Where it begins.
         offset: u64,

@@ -4,10 +4,12 @@
 mod dmabuf;
 mod error;
 pub mod hip;
+mod picture;
 pub mod render;
 mod sys;
 mod udmabuf;
 
 pub use dmabuf::{Access, DmaBuf, Mapping};
 pub use error::{Error, Unavailable};
+pub use picture::Picture;
 pub use udmabuf::{Limits, Range, Udmabuf};

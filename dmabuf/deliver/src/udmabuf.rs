@@ -1,12 +1,14 @@
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::fstat;
+use nix::unistd::ftruncate;
 
 use crate::dmabuf::DmaBuf;
 use crate::error::{Error, Unavailable};
@@ -79,6 +81,28 @@ impl Udmabuf {
         Limits::now()
     }
 
+    /// Makes a dma-buf of one page, to see that it works.
+    ///
+    /// # Errors
+    /// What does not.
+    pub fn probe(&self) -> Result<(), Error> {
+        self.create_copy(&[1])?.map().map(drop)
+    }
+
+    /// A dma-buf with memory of its own that holds `bytes`, and zeros up to the end of the page.
+    ///
+    /// For what is no multiple of a page, and for those who must not get pages that others see: whoever
+    /// has a dma-buf can write it.
+    ///
+    /// # Errors
+    /// If there are no bytes or too many, or no memory.
+    pub fn create_copy(&self, bytes: &[u8]) -> Result<DmaBuf, Error> {
+        let len = (bytes.len() as u64).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        let file = File::from(memfd(len)?);
+        file.write_all_at(bytes, 0).map_err(Error::os("fill a memfd"))?;
+        self.create(file.as_fd(), 0, len)
+    }
+
     /// A dma-buf of `len` bytes of `memfd`, from byte `offset` on.
     ///
     /// # Errors
@@ -100,6 +124,17 @@ impl Udmabuf {
             Err(e) => Err(explain(ranges, self.limits(), e)),
         }
     }
+}
+
+/// A memfd that udmabuf takes.
+fn memfd(len: u64) -> Result<OwnedFd, Error> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = memfd_create(c"batchfs", flags).map_err(Error::os("make a memfd"))?;
+    let len = i64::try_from(len).unwrap_or(i64::MAX);
+    ftruncate(&file, len).map_err(Error::os("size a memfd"))?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(Error::os("seal a memfd"))?;
+    Ok(file)
 }
 
 fn unavailable(device: &Path, error: &io::Error) -> Unavailable {
@@ -161,6 +196,10 @@ fn broken(range: &Range<'_>) -> Option<Error> {
     else {
         return Some(Error::Memory { why: "it is no memfd" });
     };
+    if !seals.contains(SealFlag::F_SEAL_SHRINK) && seals.contains(SealFlag::F_SEAL_SEAL) {
+        // What other files of a tmpfs have.
+        return Some(Error::Memory { why: "it is no memfd, or one that can get no seals" });
+    }
     if !seals.contains(SealFlag::F_SEAL_SHRINK) {
         return Some(Error::Memory { why: "the memfd is not sealed against shrinking" });
     }
@@ -181,4 +220,57 @@ fn broken(range: &Range<'_>) -> Option<Error> {
         return None;
     };
     Some(Error::Range { offset, len, file_len, why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(e: &Unavailable) -> String {
+        format!("{e}; {}", e.way_out)
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_says_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let none = folder.path().join("none");
+        let said = text(&Udmabuf::at(&none).unwrap_err());
+        assert_eq!(
+            said,
+            format!(
+                "udmabuf cannot be used: {} is not there; `modprobe udmabuf` as root, if the kernel has it \
+                 (CONFIG_UDMABUF); in a container, start it with `--device /dev/udmabuf`",
+                none.display()
+            )
+        );
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let node = folder.path().join("node");
+        fs::write(&node, "").unwrap();
+        let gid = fs::metadata(&node).unwrap().gid();
+        let chmod = |mode| {
+            use std::os::unix::fs::PermissionsExt as _;
+            fs::set_permissions(&node, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        chmod(0o660);
+        let said = text(&unavailable(&node, &denied));
+        assert!(said.contains(&format!("belongs to group number {gid}")), "{said}");
+        assert!(said.contains(&format!("become a member of group number {gid} (")), "{said}");
+        chmod(0o600);
+        let said = text(&unavailable(&node, &denied));
+        assert!(said.contains("may not be opened by anybody but root; run as root"), "{said}");
+        let said = text(&unavailable(&node, &io::Error::from_raw_os_error(libc::ENXIO)));
+        assert!(said.contains("cannot be opened: No such device or address"), "{said}");
+    }
+
+    #[test]
+    fn limits_are_those_of_the_module_as_far_as_it_tells() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Limits::of(folder.path()), Limits { ranges: None, bytes: None });
+        fs::write(folder.path().join("list_limit"), "1024\n").unwrap();
+        fs::write(folder.path().join("size_limit_mb"), "64\n").unwrap();
+        let limits = Limits { ranges: Some(1024), bytes: Some(64 << 20) };
+        assert_eq!(Limits::of(folder.path()), limits);
+        fs::write(folder.path().join("size_limit_mb"), "-1\n").unwrap();
+        assert_eq!(Limits::of(folder.path()), Limits { ranges: Some(1024), bytes: None });
+    }
 }
