@@ -12,6 +12,7 @@ mod pack;
 mod pipeline;
 mod room;
 mod sampler;
+mod service;
 mod shards;
 mod store;
 mod sys;
@@ -46,6 +47,8 @@ mod native {
     use super::pipeline::Pipeline;
     #[pymodule_export]
     use super::sampler::{Steps, parse_spec};
+    #[pymodule_export]
+    use super::service::{Export, Service};
     #[pymodule_export]
     use super::store::{DatasetWriter, Store, Writer, as_tensor, split, train_dict};
     #[pymodule_export]

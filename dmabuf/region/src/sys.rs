@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ffi::{CStr, c_int, c_long};
+use std::ffi::{CStr, c_int, c_long, c_uint};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -89,6 +89,38 @@ pub(crate) fn private_tmpfs(options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
     let attributes = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
     // SAFETY: no pointers are passed.
     owned(unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), FD_CLOEXEC, attributes) })
+}
+
+/// A second mount of the tmpfs with this root, read-only, which no mount table shows either.
+///
+/// Needs what the first one needed, and Linux 6.15, since an earlier one clones no mount without a
+/// place in the tree.
+pub(crate) fn read_only_twin(root: &OwnedFd) -> io::Result<OwnedFd> {
+    let flags = libc::OPEN_TREE_CLONE
+        | libc::OPEN_TREE_CLOEXEC
+        | c_uint::try_from(libc::AT_EMPTY_PATH).unwrap_or_default();
+    // SAFETY: the path is a NUL-terminated string.
+    let twin = owned(unsafe {
+        libc::syscall(libc::SYS_open_tree, root.as_raw_fd(), c"".as_ptr(), flags)
+    })?;
+    let attr = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_RDONLY,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: 0,
+    };
+    // SAFETY: path and attributes outlive the call, and the size is theirs.
+    checked(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            twin.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<libc::mount_attr>(),
+        )
+    })?;
+    Ok(twin)
 }
 
 /// Takes and gives back a write lease: succeeds only if `file` is the one open description of

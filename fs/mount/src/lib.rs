@@ -7,6 +7,7 @@
 mod attach;
 mod errlog;
 mod errno;
+mod exports;
 mod files;
 mod fs;
 mod guide;

@@ -8,9 +8,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use batchfs_batch::{Engine, Face, Item, Key, View};
+use batchfs_dmabuf::Service;
 use batchfs_region::{Arena, Config as ArenaConfig};
 
 use crate::attach::{Unserved, attach, choose};
+use crate::exports;
 use crate::fs::BatchFs;
 use crate::preflight::{self, Refusal};
 use crate::tree::Tree;
@@ -87,6 +89,8 @@ pub struct Mounted {
     dir: PathBuf,
     tree: Arc<Tree>,
     thread: JoinHandle<io::Result<()>>,
+    /// Ends before all else, since it uses the tree.
+    service: Option<Service>,
     events: Receiver<Event>,
     stopper: Stopper,
     unserved: Unserved,
@@ -165,6 +169,7 @@ impl Prepared {
         // Set once, before any request is answered.
         let _ = tree.delivery.set(delivery);
         let _ = tree.notifier.set(session.notifier());
+        let service = exports::serve(&tree, allow_other);
         let (tell, events) = channel();
         let over = tell.clone();
         let thread = std::thread::Builder::new()
@@ -176,7 +181,8 @@ impl Prepared {
                 end
             })
             .map_err(MountError::Start)?;
-        Ok(Mounted { dir, tree, thread, events, stopper: Stopper(tell), unserved })
+        let stopper = Stopper(tell);
+        Ok(Mounted { dir, tree, thread, service, events, stopper, unserved })
     }
 }
 
@@ -240,6 +246,7 @@ impl Mounted {
                     return match self.events.recv_timeout(Duration::from_secs(1)) {
                         Ok(Event::Over) => self.join(),
                         _ => {
+                            drop(self.service);
                             self.unserved.gone();
                             Ended::Busy(busy)
                         }
@@ -263,6 +270,7 @@ impl Mounted {
     }
 
     fn join(self) -> Ended {
+        drop(self.service);
         let why = match self.thread.join() {
             Ok(Ok(())) => {
                 self.unserved.gone();

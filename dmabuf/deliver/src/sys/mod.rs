@@ -4,6 +4,7 @@
 pub(crate) mod dmabuf;
 pub(crate) mod hip;
 pub(crate) mod render;
+pub(crate) mod socket;
 pub(crate) mod udmabuf;
 
 use std::ffi::c_int;
