@@ -1,4 +1,4 @@
-"""A stand-in for AMD's HIP runtime: built here, used by programs that run in processes of their own.
+"""A stand-in for AMD's HIP runtime: built here, used by programs in processes of their own.
 
 It says nothing about real hardware: see tests/rocm/standin_hip.c for what it does and refuses.
 """

@@ -71,7 +71,8 @@ def test_a_loader_with_dense_and_ragged_streams(gpu, data):
                     for name in ("values", "cu_seqlens", "shapes"):
                         tensor = getattr(got["boxes"], name)
                         assert tensor.device == (10, 0)
-                        assert np.array_equal(on_device(tensor), getattr(want["boxes"], name).numpy())
+                        expected = getattr(want["boxes"], name).numpy()
+                        assert np.array_equal(on_device(tensor), expected)
                     records = got["boxes"].to_tensors()
                     assert all(r.device == (10, 0) for r in records)
                     for r, w in zip(records, want["boxes"].to_tensors()):

@@ -5,8 +5,8 @@
     python tests/rocm/certify.py [--device 0] [--out report.md] [--runtime-first]
 
 Tries delivery to the GPU and appending from it, for dense and ragged records, with PyTorch, and
-prints a report: what was tried, what came out, how fast. Exits with 1 if anything is wrong. Needs the
-device's render node and /dev/kfd; `batchfs doctor` says what is missing.
+prints a report: what was tried, what came out, how fast. Exits with 1 if anything is wrong. Needs
+the device's render node and /dev/kfd; `batchfs doctor` says what is missing.
 
 By default PyTorch is imported first and its runtime is used. With --runtime-first batchfs loads the
 runtime, and PyTorch has to live with it.
@@ -273,7 +273,8 @@ class Certify:
 
 def machine(torch: Any, device: int) -> list[str]:
     found = [
-        f"* kernel {platform.release()}, Python {platform.python_version()}, NumPy {np.__version__}",
+        f"* kernel {platform.release()}, Python {platform.python_version()}",
+        f"* NumPy {np.__version__}",
         f"* PyTorch {torch.__version__}, HIP {torch.version.hip}",
         f"* {torch.cuda.get_device_name(device)}, of {torch.cuda.device_count()}",
     ]

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write as _};
-use std::path::Path;
 use std::process::ExitCode;
 
 use batchfs_dmabuf::Udmabuf;

@@ -1,4 +1,4 @@
-"""Copies from mapped batches to a GPU that do not wait: the mapping's pages are pinned meanwhile."""
+"""Copies from mapped batches to a GPU that do not wait: their pages are pinned meanwhile."""
 
 from __future__ import annotations
 

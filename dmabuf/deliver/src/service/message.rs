@@ -102,7 +102,9 @@ mod tests {
     #[test]
     fn what_is_no_request_says_why_and_keeps_its_number() {
         let ask = |text: &str| Request::parse(text.as_bytes());
-        let good = ask(r#"{"version":1,"id":7,"op":"export","stream":"x","step":18446744073709551615,"new":[]}"#);
+        let good = ask(
+            r#"{"version":1,"id":7,"op":"export","stream":"x","step":18446744073709551615,"new":[]}"#,
+        );
         let good = good.unwrap();
         assert_eq!((good.id, good.step, good.face.as_str()), (Some(7), Some(u64::MAX), ""));
         for (text, id, errno, why) in [

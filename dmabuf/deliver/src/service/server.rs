@@ -118,9 +118,8 @@ impl Server {
             }
         }
         let once = EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT;
-        if let Err(e) = self
-            .epoll
-            .modify(&self.listening.socket, &mut EpollEvent::new(once, LISTENER))
+        if let Err(e) =
+            self.epoll.modify(&self.listening.socket, &mut EpollEvent::new(once, LISTENER))
         {
             tracing::error!("the descriptor service accepts no more clients: {e}");
         }
