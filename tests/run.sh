@@ -175,6 +175,7 @@ prepare() {
         export BATCHFS_LOADERX_PYTHON=$target/loaderx-venv/bin/python
     fi
     prepare_s3
+    prepare_hip
 }
 
 # The tests of object storage run against a real server, with signed requests.
@@ -194,6 +195,35 @@ prepare_s3() {
         rm -rf "$target/s3/target"
     fi
     export BATCHFS_S3_SERVER
+}
+
+# A real HIP runtime, which finds no device: unpacked, not installed.
+prepare_hip() {
+    local folder=$target/hip-real names
+    if [[ ! -e $folder/done ]]; then
+        has apt-get && has dpkg && apt-cache show libamdhip64-5 > /dev/null 2>&1 || {
+            skipped+=("the real HIP runtime: no package libamdhip64-5 here")
+            return 0
+        }
+        rm -rf "$folder"
+        mkdir -p "$folder"
+        mapfile -t names < <(apt-cache depends --recurse --no-recommends --no-suggests \
+            --no-conflicts --no-breaks --no-replaces --no-enhances libamdhip64-5 | grep '^[a-z]' \
+            | sort -u | grep -Ev '^(libc6|libgcc-s1|libstdc\+\+6|gcc-.*-base|libcrypt1|.*-data)$')
+        (cd "$folder" && apt-get download -q "${names[@]}" libamdhip64-dev > /dev/null 2>&1) || {
+            skipped+=("the real HIP runtime: its packages cannot be had")
+            return 0
+        }
+        local package
+        for package in "$folder"/*.deb; do
+            dpkg -x "$package" "$folder"
+            rm "$package"
+        done
+        touch "$folder/done"
+    fi
+    BATCHFS_HIP_REAL=$(find "$folder/usr/lib" -name 'libamdhip64.so.5' | head -1)
+    BATCHFS_HIP_REAL_LIBS=$(dirname "$BATCHFS_HIP_REAL")
+    export BATCHFS_HIP_REAL BATCHFS_HIP_REAL_LIBS
 }
 
 # One build serves the unit tests and the mounts: the same profile, targets and features.

@@ -4,22 +4,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use batchfs_region::Pool;
-use pyo3::exceptions::{
-    PyMemoryError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError,
-};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 
-use crate::dtypes;
+use crate::gather::Failure;
+use crate::room::Room;
 use crate::sys::{self, Device, Memory};
 use crate::tensor::{DLTensor, Tensor, elements};
+use crate::{dtypes, gpu};
 
 const POOL_SIZE: u64 = 256 << 20;
 const MINIMUM: usize = 64;
 
 /// What views of an allocator share.
 pub struct Source {
-    pub pool: Pool,
+    pub pool: Room,
     minimum: usize,
     closed: AtomicBool,
 }
@@ -29,7 +29,7 @@ impl Source {
     ///
     /// # Errors
     /// `RuntimeError` then.
-    pub fn open(&self) -> PyResult<&Pool> {
+    pub fn open(&self) -> PyResult<&Room> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(PyRuntimeError::new_err("the allocator is closed"));
         }
@@ -39,9 +39,12 @@ impl Source {
 
 /// Memory for batches, in one pool for all views that are bound to it.
 ///
-/// `device_type` is `"cpu"`. Memory that comes back, when the last tensor in it is gone, is kept for
-/// batches of its size class (a power of two), up to `pool_size` bytes (256 MiB) in all; what is in
-/// use is not counted.
+/// `device_type` is `"cpu"`, or `"amdgpu"` with HIP's number of the GPU as `device_id`: then tensors are in
+/// memory of the system that the GPU reads, too, and are on DLPack's device `(10, device_id)`. Memory that
+/// comes back, when the last tensor in it is gone, is kept for batches of its size class (a power of
+/// two), up to `pool_size` bytes (256 MiB) in all; what is in use is not counted.
+///
+/// Raises `RuntimeError` if `"amdgpu"` cannot be had; `batchfs doctor` says more.
 #[pyclass(frozen, subclass, weakref, module = "batchfs")]
 pub struct Allocator {
     source: Arc<Source>,
@@ -51,6 +54,15 @@ pub struct Allocator {
 impl Allocator {
     pub fn source(&self) -> &Arc<Source> {
         &self.source
+    }
+
+    fn class(&self, size: u64, minimum: usize) -> PyResult<usize> {
+        usize::try_from(size)
+            .ok()
+            .and_then(|size| self.source.pool.class(size.max(minimum)))
+            .ok_or_else(|| {
+                PyValueError::new_err(format!("{size} bytes are more than there can be"))
+            })
     }
 }
 
@@ -70,45 +82,60 @@ impl Allocator {
     #[new]
     #[pyo3(signature = (device_type, device_id=0, *, minimum_size=None, pool_size=None))]
     fn new(
+        py: Python<'_>,
         device_type: &str,
-        device_id: i64,
+        device_id: i32,
         minimum_size: Option<&Bound<'_, PyAny>>,
         pool_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Allocator> {
-        match device_type.to_lowercase().as_str() {
-            "cpu" if device_id == 0 => {}
-            "cpu" => return Err(PyValueError::new_err("the device_id of \"cpu\" is 0")),
-            "amdgpu" => {
-                return Err(PyNotImplementedError::new_err(
-                    "\"amdgpu\" is not there yet; take \"cpu\" and copy the batch",
-                ));
-            }
-            other => {
-                let why = format!("there is no device_type {other:?}; there is \"cpu\"");
-                return Err(PyValueError::new_err(why));
-            }
-        }
         let given = (size(minimum_size, "minimum_size")?, size(pool_size, "pool_size")?);
         let minimum = usize::try_from(given.0.unwrap_or(0)).unwrap_or(usize::MAX).max(MINIMUM);
-        let pool = Pool::new(given.1.unwrap_or(POOL_SIZE));
+        let keep = given.1.unwrap_or(POOL_SIZE);
+        let pool = match (device_type.to_lowercase().as_str(), device_id) {
+            ("cpu", 0) => Room::Host(Pool::new(keep)),
+            ("cpu", _) => return Err(PyValueError::new_err("the device_id of \"cpu\" is 0")),
+            ("amdgpu", 0..) => Room::Gpu(gpu::pool(py, device_id, keep)?),
+            ("amdgpu", _) => {
+                let why = format!("device_id={device_id} is no number of a GPU");
+                return Err(PyValueError::new_err(why));
+            }
+            (other, _) => {
+                let why =
+                    format!("there is no device_type {other:?}; there are \"cpu\" and \"amdgpu\"");
+                return Err(PyValueError::new_err(why));
+            }
+        };
         let source = Source { pool, minimum, closed: AtomicBool::new(false) };
         Ok(Allocator { source: source.into(), given })
     }
 
     #[getter]
     fn device_type(&self) -> &'static str {
-        "cpu"
+        match &self.source.pool {
+            Room::Host(_) => "cpu",
+            Room::Gpu(_) => "amdgpu",
+        }
     }
 
     #[getter]
     fn device_id(&self) -> i32 {
-        Device::CPU.id
+        self.source.pool.device().id
     }
 
     /// DLPack's `(device type, device id)`.
     #[getter]
     fn device(&self) -> (i32, i32) {
-        (Device::CPU.kind, Device::CPU.id)
+        let Device { kind, id } = self.source.pool.device();
+        (kind, id)
+    }
+
+    /// What makes the memory of a GPU: its render node. `None` for the processor's.
+    #[getter]
+    fn node(&self) -> Option<String> {
+        match &self.source.pool {
+            Room::Host(_) => None,
+            Room::Gpu(pool) => Some(pool.node()),
+        }
     }
 
     /// The most bytes that are kept for later batches.
@@ -132,25 +159,35 @@ impl Allocator {
     /// The bytes that an allocation of `size` bytes takes: the next power of two.
     fn size_class(&self, size: &Bound<'_, PyAny>) -> PyResult<usize> {
         let size = crate::allocator::size(Some(size), "size")?.unwrap_or(0);
-        class(size, self.source.minimum)
+        self.class(size, self.source.minimum)
     }
 
     /// Memory for whoever asks: at least `size` bytes at a multiple of `alignment`, a power of two up
     /// to 4096.
     #[pyo3(signature = (size, alignment=16))]
-    fn acquire(&self, size: &Bound<'_, PyAny>, alignment: usize) -> PyResult<Allocation> {
+    fn acquire(
+        &self,
+        py: Python<'_>,
+        size: &Bound<'_, PyAny>,
+        alignment: usize,
+    ) -> PyResult<Allocation> {
         let size = crate::allocator::size(Some(size), "size")?.unwrap_or(0);
         if !alignment.is_power_of_two() || alignment > 4096 {
             return Err(PyValueError::new_err("alignment is a power of two up to 4096"));
         }
         let pool = self.source.open()?;
         // The heap aligns to 64 bytes, mappings to a page.
-        let least = if alignment > MINIMUM { 128 << 10 } else { self.source.minimum };
-        let class = class(size, self.source.minimum.max(least))?;
-        let block = pool.take(class).map_err(|e| PyMemoryError::new_err(e.to_string()))?;
+        let heap = matches!(pool, Room::Host(_));
+        let least = if heap && alignment > MINIMUM { 128 << 10 } else { self.source.minimum };
+        let class = self.class(size, self.source.minimum.max(least))?;
+        let block = py.detach(|| pool.take(class)).map_err(|e| match e {
+            Failure::System(e) => PyMemoryError::new_err(e.to_string()),
+            e => e.raised(py),
+        })?;
         let (size, alignment) = (block.len(), block.alignment());
         let memory = sys::of_block(block, size);
-        Ok(Allocation { memory: Mutex::new(Some(memory)), size, alignment })
+        let device = memory.device();
+        Ok(Allocation { memory: Mutex::new(Some(memory)), device, size, alignment })
     }
 
     /// Frees what is kept, and gives nothing from now on. Tensors in use stay valid.
@@ -172,20 +209,15 @@ impl Allocator {
         let py = slf.py();
         let make = py.import("batchfs._pickle")?.getattr("allocator")?;
         let (minimum, pool) = slf.get().given;
-        let args = ("cpu", 0, minimum, pool);
+        let own = slf.get();
+        let args = (own.device_type(), own.device_id(), minimum, pool);
         Ok((make, args).into_pyobject(py)?.into_any())
     }
 
     fn __repr__(&self) -> String {
-        format!("Allocator('cpu', 0, pool_size={})", self.pool_size())
+        let (kind, id) = (self.device_type(), self.device_id());
+        format!("Allocator('{kind}', {id}, pool_size={})", self.pool_size())
     }
-}
-
-fn class(size: u64, minimum: usize) -> PyResult<usize> {
-    usize::try_from(size)
-        .ok()
-        .and_then(|size| Pool::class(size.max(minimum)))
-        .ok_or_else(|| PyValueError::new_err(format!("{size} bytes are more than there can be")))
 }
 
 /// Memory of an [`Allocator`] that its holder alone has.
@@ -194,6 +226,7 @@ fn class(size: u64, minimum: usize) -> PyResult<usize> {
 #[pyclass(frozen, weakref, module = "batchfs")]
 pub struct Allocation {
     memory: Mutex<Option<Memory>>,
+    device: Device,
     size: usize,
     alignment: usize,
 }
@@ -222,13 +255,16 @@ impl Allocation {
     /// DLPack's `(device type, device id)`.
     #[getter]
     fn device(&self) -> (i32, i32) {
-        (Device::CPU.kind, Device::CPU.id)
+        (self.device.kind, self.device.id)
     }
 
-    /// Its address for the device; 0, as the processor has no other.
+    /// Its address for a GPU; 0 in the processor's memory, as that has no other.
     #[getter]
-    fn device_pointer(&self) -> usize {
-        0
+    fn device_pointer(&self) -> PyResult<usize> {
+        if self.device == Device::CPU {
+            return Ok(0);
+        }
+        Ok(self.memory()?.device_at() as usize)
     }
 
     /// Its address in this process.

@@ -57,6 +57,11 @@ fn broken(py: Python<'_>, error: &Error, path: &Path, record: Option<u64>) -> Py
     }
 }
 
+/// The exception for what a GPU, its runtime or its render node refuses.
+pub fn gpu(error: &batchfs_dmabuf::Error) -> PyErr {
+    PyRuntimeError::new_err(error.to_string())
+}
+
 /// The exception for a spec that does not fit.
 pub fn sample(error: &batchfs_sampler::SpecError) -> PyErr {
     PyValueError::new_err(error.to_string())

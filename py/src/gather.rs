@@ -1,12 +1,12 @@
 //! Records into tensors.
 
 use batchfs_batch::gather_records;
-use batchfs_region::{Block, Pool};
 use batchfs_store::{DType, Layout, Stream};
 use pyo3::exceptions::{PyMemoryError, PyOverflowError};
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::room::{Block, Room};
 use crate::sys::{self, Memory};
 use crate::tensor::Tensor;
 
@@ -22,8 +22,16 @@ pub enum Failure {
     Store(batchfs_store::Error),
     /// There is no memory, or no thread.
     System(std::io::Error),
+    /// The GPU, or its memory, refuses.
+    Gpu(batchfs_dmabuf::Error),
     /// More values than cu_seqlens can count.
     Overflow(u64),
+}
+
+impl From<batchfs_dmabuf::Error> for Failure {
+    fn from(e: batchfs_dmabuf::Error) -> Failure {
+        Failure::Gpu(e)
+    }
 }
 
 impl From<batchfs_store::Error> for Failure {
@@ -47,6 +55,7 @@ impl Failure {
                 PyMemoryError::new_err(e.to_string())
             }
             Failure::System(e) => PyErr::from(std::io::Error::new(e.kind(), e.to_string())),
+            Failure::Gpu(e) => errors::gpu(e),
             Failure::Overflow(values) => PyOverflowError::new_err(format!(
                 "the records have {values} values together, more than cu_seqlens (int32) can count; take fewer at a time"
             )),
@@ -67,7 +76,7 @@ pub enum Part {
 ///
 /// # Errors
 /// See [`Failure`].
-pub fn gather(stream: &dyn Stream, ids: &[u64], pool: &Pool, split: bool) -> Result<Part, Failure> {
+pub fn gather(stream: &dyn Stream, ids: &[u64], pool: &Room, split: bool) -> Result<Part, Failure> {
     let schema = stream.schema();
     let count = ids.len() as i64;
     match &schema.layout {
@@ -103,7 +112,7 @@ fn ragged(
     elements: &[u64],
     count: usize,
     ndim: usize,
-    pool: &Pool,
+    pool: &Room,
     split: bool,
 ) -> Result<Part, Failure> {
     let dtype = stream.schema().dtype;

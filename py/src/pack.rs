@@ -60,8 +60,8 @@ pub fn pack(records: Vec<Bound<'_, PyAny>>) -> PyResult<(DLTensor, DLTensor, DLT
             shapes.bytes_mut()[place..place + 8].copy_from_slice(&n.to_le_bytes());
         }
     }
-    let tensor = |block, bytes, dtype, shape: Vec<i64>| {
-        let memory = sys::of_block(block, bytes);
+    let tensor = |block: Block, bytes, dtype, shape: Vec<i64>| {
+        let memory = sys::of_block(block.into(), bytes);
         DLTensor(Tensor { memory, dtype, shape: shape.into(), readonly: false })
     };
     let (n, d) = (rows as i64, ndim as i64);

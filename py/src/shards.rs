@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use batchfs_region::Pool;
 use batchfs_store::Stream;
 use numpy::PyArray1;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -13,6 +12,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::gather::Part;
 use crate::index::Records;
+use crate::room::Room;
 use crate::view::{Bind, bind_of, object};
 
 /// A view of ours, read without the interpreter, or any object with `__getitems__`.
@@ -151,7 +151,7 @@ impl Readers {
         for (_, readers) in &self.streams {
             shard.push(match &readers[position] {
                 Reader::Ours(bind) => {
-                    let (stream, pool): (Arc<Box<dyn Stream>>, &Pool) = bind.open()?;
+                    let (stream, pool): (Arc<Box<dyn Stream>>, &Room) = bind.open()?;
                     let part = bind.gather(&**stream, pool, ids, split);
                     Piece::Part(part.map_err(|e| Python::attach(|py| e.raised(py)))?)
                 }

@@ -161,12 +161,10 @@ impl Store {
 
 /// The memory of an append's input.
 ///
-/// DLPack, or an array, or a buffer that is read-only.
+/// DLPack, also of a GPU of AMD's, or an array, or a buffer that is read-only.
 fn input(value: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     if let Ok(tensor) = value.cast::<DLTensor>() {
-        let Tensor { memory, dtype, shape, readonly } = &tensor.get().0;
-        let (memory, shape) = (memory.clone(), shape.clone());
-        return Ok(Tensor { memory, dtype: *dtype, shape, readonly: *readonly });
+        return tensor.get().0.on_host(value.py());
     }
     if let Ok(array) = value.cast::<PyUntypedArray>() {
         return sys::of_array(array);
@@ -460,8 +458,8 @@ fn codec(name: &str) -> PyResult<Codec> {
     name.parse().map_err(|e: batchfs_store::UnknownCodec| PyValueError::new_err(e.to_string()))
 }
 
-/// A tensor of any maker, in C order and in the processor's memory, as a `DLTensor` that shares its
-/// memory.
+/// A tensor of any maker, in C order, as a `DLTensor` for the processor: it shares the memory, but where
+/// a GPU's has to be copied.
 #[pyfunction]
 pub fn as_tensor(value: &Bound<'_, PyAny>) -> PyResult<DLTensor> {
     input(value).map(DLTensor)
@@ -474,7 +472,13 @@ pub fn split(
     cu_seqlens: &Bound<'_, PyAny>,
     shapes: &Bound<'_, PyAny>,
 ) -> PyResult<Vec<DLTensor>> {
-    let (values, cu, shapes) = (input(values)?, input(cu_seqlens)?, input(shapes)?);
+    let (cu, shapes) = (input(cu_seqlens)?, input(shapes)?);
+    // Tensors of ours stay where they are; only offsets and shapes are read.
+    let ours = values.cast::<DLTensor>().ok();
+    let other = if ours.is_none() { Some(input(values)?) } else { None };
+    let Some(values) = ours.map(|t| &t.get().0).or(other.as_ref()) else {
+        return Err(PyTypeError::new_err("values are a tensor"));
+    };
     let wrong = |why: String| PyValueError::new_err(why);
     let (rows, ndim) = match &*shapes.shape {
         [rows, ndim] if *ndim > 0 => (*rows as usize, *ndim as usize),

@@ -47,8 +47,23 @@ impl Tensor {
         // Of a pool that keeps nothing.
         let mut block = Pool::new(0).take(bytes.len())?;
         block.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-        let memory = sys::of_block(block, bytes.len());
+        let memory = sys::of_block(block.into(), bytes.len());
         Ok(Tensor { memory, dtype: self.dtype, shape: self.shape.clone(), readonly: false })
+    }
+
+    /// The same for the processor, when devices are done with it.
+    ///
+    /// # Errors
+    /// `RuntimeError` if a device tells of an error.
+    pub fn on_host(&self, py: Python<'_>) -> PyResult<Tensor> {
+        let memory = if self.memory.device() == Device::CPU {
+            Ok(self.memory.clone())
+        } else {
+            py.detach(|| self.memory.on_host())
+        };
+        let memory = memory.map_err(|e| crate::errors::gpu(&e.into()))?;
+        let (dtype, shape) = (self.dtype, self.shape.clone());
+        Ok(Tensor { memory, dtype, shape, readonly: self.readonly })
     }
 
     fn rows(&self) -> PyResult<i64> {
@@ -56,7 +71,7 @@ impl Tensor {
     }
 }
 
-/// A tensor in this process's memory that any DLPack consumer takes without a copy:
+/// A tensor in this process's memory, or in memory that a GPU sees, too, that any DLPack consumer takes without a copy:
 /// `numpy.from_dlpack(t)`, `torch.from_dlpack(t)`, `jax.dlpack.from_dlpack(t)`.
 ///
 /// It has no arithmetic and no conversions of its own. `t[i]` and `t[a:b]` share its memory, which
@@ -99,7 +114,8 @@ impl DLTensor {
     /// DLPack's `(device type, device id)`.
     #[getter]
     fn device(&self) -> (i32, i32) {
-        (Device::CPU.kind, Device::CPU.id)
+        let device = self.0.memory.device();
+        (device.kind, device.id)
     }
 
     /// Whether consumers are told not to write to it.
@@ -139,7 +155,10 @@ impl DLTensor {
 
     /// DLPack's own method, for consumers. `max_version` (1, x) gives a versioned capsule, `None` and
     /// (0, x) one of the old kind, which cannot say that memory is read-only: such a tensor is then
-    /// `BufferError`, unless `copy=True`. `stream` means nothing here.
+    /// `BufferError`, unless `copy=True`.
+    ///
+    /// A tensor on a GPU may be asked for as the processor's (`dl_device=(1, 0)`), which waits for the
+    /// GPU. It was filled before it was there, so that no `stream` has to wait for it.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -149,13 +168,18 @@ impl DLTensor {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let _ = stream;
-        if let Some((kind, id)) = dl_device
-            && (kind, id) != self.device()
-        {
+        let own = self.device();
+        let cpu = (Device::CPU.kind, Device::CPU.id);
+        let wanted = dl_device.unwrap_or(own);
+        if wanted != own && wanted != cpu {
             return Err(PyBufferError::new_err(format!(
-                "this tensor is in the processor's memory and cannot be exported to DLPack device ({kind}, {id})"
+                "this tensor is on DLPack device {own:?} and cannot be exported to {wanted:?}"
             )));
+        }
+        if wanted != cpu && matches!(stream, Some(1 | 2)) {
+            return Err(PyBufferError::new_err(
+                "ROCm has no streams 1 and 2; 0 is the default stream, -1 asks for no wait",
+            ));
         }
         let minor = match max_version {
             None | Some((0, _)) => None,
@@ -163,13 +187,22 @@ impl DLTensor {
             Some(_) => Some(1),
         };
         if copy == Some(true) {
-            let copied = py.detach(|| self.0.copy())?;
+            if wanted != cpu {
+                return Err(PyBufferError::new_err(
+                    "a copy on the GPU is the consumer's to make; a copy for the processor is dl_device=(1, 0)",
+                ));
+            }
+            let host = self.0.on_host(py)?;
+            let copied = py.detach(|| host.copy())?;
             return sys::export(py, &copied, minor, true);
         }
         if self.0.readonly && minor.is_none() {
             return Err(PyBufferError::new_err(
                 "this tensor is read-only, which the consumer's old DLPack cannot say; ask with copy=True or max_version=(1, 0)",
             ));
+        }
+        if wanted != own {
+            return sys::export(py, &self.0.on_host(py)?, minor, false);
         }
         sys::export(py, &self.0, minor, false)
     }
@@ -206,8 +239,8 @@ impl DLTensor {
     }
 
     #[getter]
-    fn _address(&self) -> usize {
-        self.0.memory.at() as usize
+    fn _address(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.0.on_host(py)?.memory.at() as usize)
     }
 
     /// The same bytes as another dtype of that size, for consumers that lack this one.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use batchfs_region::Pool;
 use batchfs_store::Stream;
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -15,6 +14,7 @@ use crate::allocator::{Allocator, Source};
 use crate::dtypes;
 use crate::gather::{Failure, Part, gather};
 use crate::index::{Records, Wanted};
+use crate::room::Room;
 use crate::store::Opened;
 use crate::tensor::{DLTensor, Tensor};
 
@@ -40,14 +40,14 @@ impl Bind {
     ///
     /// # Errors
     /// `RuntimeError` if store or allocator are closed.
-    pub fn open(&self) -> PyResult<(Arc<Box<dyn Stream>>, &Pool)> {
+    pub fn open(&self) -> PyResult<(Arc<Box<dyn Stream>>, &Room)> {
         Ok((self.store.stream()?, self.source.open()?))
     }
 
     pub fn gather(
         &self,
         stream: &dyn Stream,
-        pool: &Pool,
+        pool: &Room,
         ids: &[u64],
         split: bool,
     ) -> Result<Part, Failure> {
@@ -56,7 +56,7 @@ impl Bind {
             Part::Dense(tensor) => tensor.memory.len(),
             Part::Ragged(tensors) => tensors.iter().map(|t| t.memory.len()).sum(),
         };
-        self.class.store(Pool::class(bytes).unwrap_or(0), Ordering::Relaxed);
+        self.class.store(self.source.pool.class(bytes).unwrap_or(0), Ordering::Relaxed);
         Ok(part)
     }
 
@@ -130,7 +130,8 @@ macro_rules! view {
             /// DLPack's `(device type, device id)` of what is read.
             #[getter]
             fn device(&self) -> (i32, i32) {
-                (1, 0)
+                let device = self.0.source.pool.device();
+                (device.kind, device.id)
             }
 
             /// The size class of the last read, in bytes; `None` before the first.

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{ErrorKind, Write as _};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use batchfs_dmabuf::Udmabuf;
@@ -11,10 +10,10 @@ use batchfs_store::{DType, Schema, StoreWriter, WriteOptions};
 use serde_json::json;
 
 use crate::args::Doctor;
-use crate::{program, say};
+use crate::{gpu, program, say};
 
 /// One thing looked at.
-struct Finding {
+pub(crate) struct Finding {
     what: &'static str,
     state: State,
     /// What there is.
@@ -24,7 +23,7 @@ struct Finding {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum State {
+pub(crate) enum State {
     Good,
     /// Works, but slower or with less.
     Less,
@@ -42,30 +41,30 @@ impl State {
     }
 }
 
-fn good(what: &'static str, found: impl Into<String>) -> Finding {
+pub(crate) fn good(what: &'static str, found: impl Into<String>) -> Finding {
     Finding { what, state: State::Good, found: found.into(), advice: None }
 }
 
-fn less(what: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+pub(crate) fn less(
+    what: &'static str,
+    found: impl Into<String>,
+    advice: impl Into<String>,
+) -> Finding {
     Finding { what, state: State::Less, found: found.into(), advice: Some(advice.into()) }
 }
 
-fn missing(what: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
+pub(crate) fn missing(
+    what: &'static str,
+    found: impl Into<String>,
+    advice: impl Into<String>,
+) -> Finding {
     Finding { what, state: State::Missing, found: found.into(), advice: Some(advice.into()) }
 }
 
 pub fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
-    let findings = [
-        kernel(),
-        fuse(),
-        rights(),
-        mount(),
-        huge_pages(),
-        memory(),
-        descriptors(),
-        udmabuf(),
-        hip(),
-    ];
+    let mut findings =
+        vec![kernel(), fuse(), rights(), mount(), huge_pages(), memory(), descriptors(), udmabuf()];
+    findings.extend(gpu::findings());
     let mut out = say::out();
     if args.json {
         let all: Vec<_> = findings
@@ -94,7 +93,7 @@ pub fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
 }
 
 fn is_optional(what: &str) -> bool {
-    matches!(what, "udmabuf" | "hip")
+    matches!(what, "udmabuf" | "render nodes" | "kfd" | "hip" | "gpus")
 }
 
 fn read(path: &str) -> Option<String> {
@@ -281,45 +280,5 @@ fn udmabuf() -> Finding {
             }
         }
         Err(e) => missing("udmabuf", e.why, format!("{}; only dma-bufs need it", e.way_out)),
-    }
-}
-
-/// Looks for the HIP runtime's file; loads nothing.
-fn hip() -> Finding {
-    let names = ["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"];
-    let mut folders: Vec<PathBuf> = Vec::new();
-    for name in ["ROCM_PATH", "ROCM_HOME"] {
-        folders.extend(std::env::var_os(name).map(|p| PathBuf::from(p).join("lib")));
-    }
-    let usual = [
-        "/opt/rocm/lib",
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib",
-        "/usr/local/lib",
-    ];
-    folders.extend(usual.map(PathBuf::from));
-    let nodes: Vec<String> = fs::read_dir("/dev/dri")
-        .map(|all| {
-            all.flatten()
-                .map(|e| e.file_name().to_string_lossy().into_owned())
-                .filter(|n| n.starts_with("renderD"))
-                .collect()
-        })
-        .unwrap_or_default();
-    let nodes = if nodes.is_empty() {
-        "no render node".to_owned()
-    } else {
-        format!("render nodes {}", nodes.join(", "))
-    };
-    let kfd = if Path::new("/dev/kfd").exists() { "/dev/kfd is there" } else { "no /dev/kfd" };
-    match folders.iter().flat_map(|dir| names.map(|n| dir.join(n))).find(|file| file.exists()) {
-        Some(file) => good("hip", format!("{}; {nodes}; {kfd}", file.display())),
-        None => missing(
-            "hip",
-            format!("no libamdhip64 in the usual places; {nodes}; {kfd}"),
-            "install ROCm's HIP runtime if this machine has an AMD GPU; nothing else needs it",
-        ),
     }
 }

@@ -7,6 +7,7 @@ mod commands;
 mod daemon;
 mod demo;
 mod doctor;
+mod gpu;
 mod helper;
 mod parents;
 mod program;

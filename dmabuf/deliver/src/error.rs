@@ -1,5 +1,7 @@
 use std::io;
 
+use crate::hip::HipError;
+
 /// Something of the machine that is wanted and cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} cannot be used: {why}")]
@@ -61,6 +63,9 @@ pub enum Error {
         /// Pieces allowed.
         limit: u64,
     },
+    /// Something of the HIP runtime.
+    #[error(transparent)]
+    Hip(#[from] HipError),
     /// The kernel refused.
     #[error("cannot {doing}: {source}")]
     Os {

@@ -27,9 +27,10 @@ class _Bytes:
 
 def to_numpy(tensor: DLTensor) -> np.ndarray:
     dtype = tensor.dtype
-    if _VERSIONED and dtype not in dtypes._FOREIGN:
+    if _VERSIONED and dtype not in dtypes._FOREIGN and tensor.device == (1, 0):
         return np.from_dlpack(tensor)
-    # Older versions lack these dtypes, or take every tensor for read-only.
+    # Older versions lack these dtypes, or take every tensor for read-only. A GPU's tensors are in
+    # the processor's memory, too.
     flat = np.asarray(_Bytes(tensor))
     return flat.view(dtype).reshape(tensor.shape)
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 __version__: str
 
 class DLTensor:
-    """A tensor in this process's memory that any DLPack consumer takes without a copy."""
+    """A tensor that any DLPack consumer takes without a copy."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -111,6 +111,8 @@ class Allocator:
     def device_id(self) -> int: ...
     @property
     def device(self) -> _Device: ...
+    @property
+    def node(self) -> str | None: ...
     @property
     def pool_size(self) -> int: ...
     @property

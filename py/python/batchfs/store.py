@@ -73,7 +73,8 @@ class RaggedBatch(_native.RaggedFields):
     def to_tensors(self) -> list[DLTensor]:
         """The records one by one, each in its shape. They share the memory of ``values``.
 
-        Raises ``ValueError`` for fields that are not in the processor's memory.
+        Records of a GPU stay there, if the batch is one that was read here. Raises ``ValueError``
+        for fields of other devices than the processor and GPUs of AMD's.
         """
         return _native.split(self.values, self.cu_seqlens, self.shapes)
 

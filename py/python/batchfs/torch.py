@@ -8,19 +8,19 @@ mount.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch.utils import data
 
-from . import _native
+from . import _native, _pinned
 from ._convert import as_torch
 from ._torch_tokens import TokenDataset, TokenStep
 from .mounted import Dataset, Stream
 from .sampler import Sampler
 from .store import RaggedBatch
 
-__all__ = ["Batches", "Records", "TokenDataset", "TokenStep", "as_is"]
+__all__ = ["Batches", "Records", "TokenDataset", "TokenStep", "as_is", "on_device"]
 
 
 def as_is(batch: Any) -> Any:
@@ -45,6 +45,19 @@ def _streams(source: Any) -> dict[str, Any]:
     if len(set(lengths.values())) != 1:
         raise ValueError(f"streams have as many records as one another, these have {lengths}")
     return dict(source)
+
+
+def on_device(batches: Iterable[Any], device: Any) -> Iterator[Any]:
+    """The batches of ``Batches``, or of a ``DataLoader`` over it, as tensors on ``device``.
+
+    For a GPU of CUDA or ROCm the pages of a batch are pinned where they are, copied from there
+    without waiting, and let go when the copy is done. Where the GPU's runtime refuses to pin them,
+    they are copied as other tensors are. For ``"cpu"`` the batches come as they are.
+
+    The GPU's current stream sees the batch whole. Use it in the process that trains, and not in
+    workers.
+    """
+    return _pinned.on_device(batches, device)
 
 
 class Records(data.Dataset):

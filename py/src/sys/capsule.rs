@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use batchfs_dmabuf::hip::DeviceBytes;
 use batchfs_store::DType;
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -15,7 +16,7 @@ use super::dlpack::{
     DataType, Device, IS_COPIED, Managed, ManagedVersioned, READ_ONLY, RawTensor, Version, code_of,
     dtype_of,
 };
-use super::memory::Memory;
+use super::memory::{Memory, of_device};
 use crate::tensor::{Tensor, elements};
 
 const LEGACY: &CStr = c"dltensor";
@@ -87,8 +88,8 @@ fn owned<T: Structure>(managed: T, tensor: &Tensor) -> *mut T {
     });
     let Exported { managed, shape, strides, memory } = &mut *exported;
     *managed.tensor() = RawTensor {
-        data: memory.at().cast(),
-        device: Device::CPU,
+        data: memory.device_at().cast(),
+        device: memory.device(),
         ndim: shape.len() as i32,
         dtype: data_type(tensor.dtype),
         shape: shape.as_mut_ptr(),
@@ -187,11 +188,12 @@ impl Drop for Foreign {
     }
 }
 
-/// Takes the tensor that `producer` exports. It must be in the processor's memory, in C order.
+/// Takes the tensor that `producer` exports, in C order. One of a GPU of AMD's is mapped for the processor, or
+/// copied where that cannot be.
 ///
 /// # Errors
 /// `TypeError` if it exports none, `ValueError` for another device, order or dtype; the producer's
-/// own (`BufferError` …).
+/// own (`BufferError` …); `RuntimeError` if the processor cannot read a GPU's memory.
 pub fn import(producer: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let capsule = capsule_of(producer)?;
     let name = |name| capsule.is_valid_checked(Some(name));
@@ -225,9 +227,9 @@ pub fn import(producer: &Bound<'_, PyAny>) -> PyResult<Tensor> {
             }
         }
     };
-    if raw.device.kind != Device::CPU.kind {
+    if !raw.device.is_host() && raw.device.kind != Device::ROCM {
         return Err(PyValueError::new_err(format!(
-            "the tensor is on DLPack device ({}, {}); move it to the CPU first",
+            "the tensor is on DLPack device ({}, {}), whose memory cannot be read here; move it to the CPU first, with .cpu()",
             raw.device.kind, raw.device.id
         )));
     }
@@ -262,6 +264,17 @@ pub fn import(producer: &Bound<'_, PyAny>) -> PyResult<Tensor> {
         None if bytes == 0 => NonNull::dangling(),
         None => return Err(PyValueError::new_err("the tensor has no memory")),
     };
+    if raw.device.kind == Device::ROCM {
+        let py = producer.py();
+        let device = crate::gpu::device(py, raw.device.id)?;
+        // SAFETY: so many bytes lie there on the device until the structure is deleted, which is
+        // after what is made here.
+        let there = unsafe { DeviceBytes::new(at.as_ptr() as usize, bytes) };
+        let read = py.detach(|| device.read(&there));
+        let read = read.map_err(|e| crate::errors::gpu(&e.into()))?;
+        let memory = of_device(read, bytes, foreign);
+        return Ok(Tensor { memory, dtype, shape, readonly: true });
+    }
     // SAFETY: so many bytes lie there, in C order, until the structure is deleted.
     let memory = unsafe { Memory::new(at, bytes, Arc::new(foreign)) };
     Ok(Tensor { memory, dtype, shape, readonly })
@@ -278,15 +291,38 @@ fn is_c_order(shape: &[i64], strides: &[i64]) -> bool {
         })
 }
 
-/// Asks for the newest version that is known here; older producers take no arguments.
+/// Asks for the newest version that is known here; older producers take fewer arguments, or none.
+///
+/// A producer on a GPU is told to make the legacy default stream wait for its work, as we wait for the
+/// whole device.
 fn capsule_of<'py>(producer: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
     let py = producer.py();
     let kwargs = PyDict::new(py);
-    kwargs.set_item(intern!(py, "max_version"), (1, 1))?;
+    if device_kind(producer)? == Some(Device::ROCM) {
+        kwargs.set_item(intern!(py, "stream"), 0)?;
+    }
     let method = producer.getattr(intern!(py, "__dlpack__"))?;
-    let made = match method.call((), Some(&kwargs)) {
-        Err(e) if e.is_instance_of::<PyTypeError>(py) => method.call0()?,
+    let plain = kwargs.copy()?;
+    kwargs.set_item(intern!(py, "max_version"), (1, 1))?;
+    let refused = |e: &PyErr| e.is_instance_of::<PyTypeError>(py);
+    let made = method.call((), Some(&kwargs));
+    let made = match made {
+        Err(e) if refused(&e) => method.call((), Some(&plain)),
+        made => made,
+    };
+    let made = match made {
+        Err(e) if refused(&e) && !plain.is_empty() => method.call0()?,
         made => made?,
     };
     Ok(made.cast_into::<PyCapsule>()?)
+}
+
+fn device_kind(producer: &Bound<'_, PyAny>) -> PyResult<Option<i32>> {
+    let py = producer.py();
+    let Some(method) = producer.getattr_opt(intern!(py, "__dlpack_device__"))? else {
+        return Ok(None);
+    };
+    // The kind may be an enumeration's member.
+    let device = method.call0()?;
+    Ok(device.get_item(0)?.call_method0(intern!(py, "__index__"))?.extract().ok())
 }

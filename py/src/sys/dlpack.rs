@@ -17,6 +17,19 @@ pub struct Device {
 impl Device {
     /// The memory of the processor.
     pub const CPU: Device = Device { kind: 1, id: 0 };
+    /// The kind of AMD's GPUs.
+    pub const ROCM: i32 = 10;
+
+    /// A GPU of AMD's.
+    pub const fn rocm(id: i32) -> Device {
+        Device { kind: Device::ROCM, id }
+    }
+
+    /// Whether the processor can read what is there: its own memory, and what CUDA and ROCm have
+    /// pinned of it.
+    pub(super) fn is_host(self) -> bool {
+        matches!(self.kind, 1 | 3 | 11)
+    }
 }
 
 #[repr(C)]

@@ -6,8 +6,11 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use batchfs_region::Block;
+use batchfs_dmabuf::hip::{self, HipError, HostBytes};
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
+
+use super::dlpack::Device;
+use crate::room::Block;
 
 /// Some bytes, and what keeps them alive. Cloning shares them.
 ///
@@ -17,6 +20,8 @@ use memmap2::{MmapMut, MmapOptions, MmapRaw};
 pub struct Memory {
     at: NonNull<u8>,
     len: usize,
+    /// The device that sees them, too, and its address of the first one.
+    gpu: Option<(hip::Device, usize)>,
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
@@ -31,10 +36,31 @@ impl Memory {
     /// # Safety
     /// That must be so, wherever `keep` is moved to.
     pub unsafe fn new(at: NonNull<u8>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> Memory {
-        Memory { at, len, _keep: keep }
+        Memory { at, len, gpu: None, _keep: keep }
     }
 
-    /// Where they are.
+    /// What a tensor of them is said to be on.
+    pub fn device(&self) -> Device {
+        self.gpu.map_or(Device::CPU, |(gpu, _)| Device::rocm(gpu.id()))
+    }
+
+    /// Where they are for that device.
+    pub fn device_at(&self) -> *mut u8 {
+        self.gpu.map_or(self.at(), |(_, at)| at as *mut u8)
+    }
+
+    /// The same for the processor, after all work that a device was given.
+    ///
+    /// # Errors
+    /// If the device tells of an error.
+    pub fn on_host(&self) -> Result<Memory, HipError> {
+        if let Some((gpu, _)) = self.gpu {
+            gpu.synchronize()?;
+        }
+        Ok(Memory { gpu: None, ..self.clone() })
+    }
+
+    /// Where they are for the processor.
     pub fn at(&self) -> *mut u8 {
         self.at.as_ptr()
     }
@@ -51,7 +77,8 @@ impl Memory {
         }
         // SAFETY: offset is within the allocation, as was just checked.
         let at = unsafe { self.at.add(offset) };
-        Some(Memory { at, len, _keep: self._keep.clone() })
+        let gpu = self.gpu.map(|(gpu, at)| (gpu, at + offset));
+        Some(Memory { at, len, gpu, _keep: self._keep.clone() })
     }
 
     /// To be read within this call. Whoever writes to them meanwhile, in another thread, makes that
@@ -63,13 +90,29 @@ impl Memory {
     }
 }
 
-/// The first `len` bytes of a block.
+/// The first `len` bytes of a block, which is filled.
 pub fn of_block(mut block: Block, len: usize) -> Memory {
+    let gpu = match &block {
+        Block::Host(_) => None,
+        Block::Gpu(block) => Some((*block.device(), block.device_address())),
+    };
     let bytes = block.bytes_mut();
     let len = len.min(bytes.len());
     let at = NonNull::from(bytes).cast();
+    if let Block::Gpu(block) = &mut block {
+        block.filled();
+    }
     // SAFETY: a block's bytes do not move with it, and nobody refers to them but through this.
-    unsafe { Memory::new(at, len, Arc::new(block)) }
+    let memory = unsafe { Memory::new(at, len, Arc::new(block)) };
+    Memory { gpu, ..memory }
+}
+
+/// Bytes of a device for the processor, which `owner` keeps on the device.
+pub fn of_device<T: Any + Send + Sync>(bytes: HostBytes, len: usize, owner: T) -> Memory {
+    let at = bytes.at();
+    // SAFETY: there are as many as were read, where they are until `bytes` is dropped, which is
+    // before `owner` is.
+    unsafe { Memory::new(at, len, Arc::new((bytes, owner))) }
 }
 
 /// The whole file. With `write`, pages that are written to become this process's own.

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod dmabuf;
+pub(crate) mod hip;
+pub(crate) mod render;
 pub(crate) mod socket;
 pub(crate) mod udmabuf;
 
