@@ -13,6 +13,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::room;
 use crate::sys::{generation, of_block};
 use crate::tensor::{DLTensor, Tensor};
 use crate::{errors, gather};
@@ -62,7 +63,7 @@ impl Rows {
             let mut block = self.pool.take(bytes)?;
             let from = self.rows.read(number, &mut block.bytes_mut()[..bytes])?;
             let shape = Box::new([spec.rows() as i64, spec.seq_len as i64]);
-            let memory = of_block(block, bytes);
+            let memory = of_block(room::Block::Host(block), bytes);
             let tokens = Tensor { memory, dtype: self.rows.dtype(), shape, readonly: false };
             let epoch = self.rows.lanes().epoch_of(number);
             Ok(Step { number, epoch, tokens, from, pool: self.pool.clone() })
@@ -82,7 +83,7 @@ impl Step {
             let mut block = pool.take(bytes.len())?;
             block.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
             let shape = Box::new([(bytes.len() / dtype.size()) as i64]);
-            let memory = of_block(block, bytes.len());
+            let memory = of_block(room::Block::Host(block), bytes.len());
             Py::new(py, DLTensor(Tensor { memory, dtype, shape, readonly: false }))
         };
         // Little-endian, as the host is: the store builds on no other.

@@ -104,16 +104,7 @@ impl Maker {
                 OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC,
                 READ_ONLY,
             )?,
-            Maker::Memfd => {
-                let name = CString::from(c"batchfs");
-                let file = memfd_create(
-                    name.as_c_str(),
-                    MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
-                )?;
-                // Its mode is 0777, and whoever gets a descriptor could reopen it for writing.
-                fchmod(&file, READ_ONLY)?;
-                file
-            }
+            Maker::Memfd => memfd()?,
         };
         ftruncate(&file, i64::try_from(len.get()).map_err(io::Error::other)?)?;
         let folder = match self {
@@ -129,6 +120,15 @@ impl Maker {
             sealed: AtomicBool::new(false),
         })
     }
+}
+
+/// An empty memfd that takes seals.
+pub(crate) fn memfd() -> io::Result<OwnedFd> {
+    let name = CString::from(c"batchfs");
+    let file = memfd_create(name.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    // Its mode is 0777, and whoever gets a descriptor could reopen it for writing.
+    fchmod(&file, READ_ONLY)?;
+    Ok(file)
 }
 
 /// One file, and this process's mapping of it once it was needed.

@@ -12,7 +12,7 @@ use crate::say;
 
 pub fn run(args: &Ids) -> anyhow::Result<ExitCode> {
     let Order { spec, types, tokens } = &args.order;
-    let view = view(&args.source, spec.as_ref(), types, tokens, Verify::First, 0)?;
+    let view = view(&args.source, spec.as_ref(), types, tokens, Verify::First, 0, false)?;
     match (view.sampler(), view.rows()) {
         (Some(sampler), _) => records(sampler, args.step)?,
         (None, Some(rows)) => pieces(&view, rows, args.step)?,
