@@ -24,7 +24,7 @@ TOKENS = ["datasets==4.0.0", "pyarrow==26.0.1", "zstd", "Brotli", "python-snappy
 TOKENS_ALONE = ["mosaicml-streaming==0.13.0"]
 LEAST_PYTHON = (3, 12)
 # Groups that measure the Python package.
-IN_PYTHON = {"python", "loader", "loader-memory"}
+IN_PYTHON = {"python", "loader", "loader-memory", "service"}
 
 
 def main() -> int:
