@@ -10,6 +10,7 @@ mod mapped;
 mod pack;
 mod pipeline;
 mod sampler;
+mod service;
 mod shards;
 mod store;
 mod sys;
@@ -44,6 +45,8 @@ mod native {
     use super::pipeline::Pipeline;
     #[pymodule_export]
     use super::sampler::{Steps, parse_spec};
+    #[pymodule_export]
+    use super::service::{Export, Service};
     #[pymodule_export]
     use super::store::{DatasetWriter, Store, Writer, as_tensor, split, train_dict};
     #[pymodule_export]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::backing::{Backing, HUGE_FROM, HUGE_PAGE, Maker, Memory, PAGE};
-use crate::region::RegionMut;
+use crate::region::{RegionMut, Shown};
 
 /// How many regions that readers may still have are asked on an allocation that needs no room:
 /// asking costs some microseconds each.
@@ -97,7 +97,8 @@ struct State {
     next_id: u64,
     used: u64,
     live: HashMap<u64, Holder>,
-    outside: VecDeque<(Holder, Memory)>,
+    /// With whether its holders promised to keep nothing.
+    outside: VecDeque<(Holder, Memory, bool)>,
     idle: HashMap<usize, Vec<(Instant, Memory)>>,
     idle_bytes: u64,
     idle_count: u64,
@@ -117,7 +118,7 @@ impl Arena {
                 if wanted.is_some_and(|w| w != maker.kind()) {
                     return Err(io::Error::new(
                         io::ErrorKind::PermissionDenied,
-                        "a private tmpfs needs CAP_SYS_ADMIN",
+                        "a private tmpfs needs CAP_SYS_ADMIN, or user namespaces and Linux 6.15",
                     ));
                 }
                 maker
@@ -212,7 +213,7 @@ impl Arena {
             limit: self.0.limit,
             used: state.used,
             live: state.live.values().map(|h| h.bytes).sum(),
-            outside: state.outside.iter().map(|(h, _)| h.bytes).sum(),
+            outside: state.outside.iter().map(|(h, ..)| h.bytes).sum(),
             idle: state.idle_bytes,
             regions: state.live.len() as u64 + state.outside.len() as u64 + state.idle_count,
         }
@@ -222,7 +223,7 @@ impl Arena {
     pub fn holders(&self) -> Vec<Holder> {
         let state = self.0.lock();
         let mut all: Vec<Holder> =
-            state.live.values().chain(state.outside.iter().map(|(h, _)| h)).cloned().collect();
+            state.live.values().chain(state.outside.iter().map(|(h, ..)| h)).cloned().collect();
         drop(state);
         all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.label.cmp(&b.label)));
         all
@@ -235,13 +236,21 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn give_back(&self, id: u64, memory: Memory, exposed: bool) {
+    pub(crate) fn give_back(&self, id: u64, memory: Memory, shown: Shown) {
+        let again = memory.is_mapped() && (shown == Shown::Inside || self.can_ask);
+        // Those who had it on loan have closed it by now, as a rule.
+        let back = match shown {
+            Shown::Inside => true,
+            Shown::Lent => self.can_ask && memory.unseen().unwrap_or(false),
+            Shown::Exposed => false,
+        };
         let mut state = self.lock();
         let Some(holder) = state.live.remove(&id) else { return };
-        if !exposed && memory.is_mapped() {
+        if back && again {
             state.put_idle(memory);
-        } else if exposed && self.can_ask {
-            state.outside.push_back((Holder { outside: true, ..holder }, memory));
+        } else if !back && self.can_ask {
+            let again = again && shown == Shown::Lent;
+            state.outside.push_back((Holder { outside: true, ..holder }, memory, again));
         } else {
             state.used -= holder.bytes;
             drop(state);
@@ -271,19 +280,21 @@ impl State {
 
     /// Takes out regions that readers have let go, after a look at the `most` oldest, for freeing.
     ///
-    /// Never for reuse: a reader may still hold pages of them that no descriptor and no mapping
+    /// For reuse only what was lent: a reader may still hold pages that no descriptor and no mapping
     /// shows, in a pipe (splice, vmsplice), a socket (sendfile) or a device. Freed pages keep their
     /// bytes for those; pages that are filled again would not.
     fn let_go(&mut self, most: usize) -> Vec<Memory> {
         let mut freed = Vec::new();
         for _ in 0..self.outside.len().min(most) {
-            let Some((holder, memory)) = self.outside.pop_front() else { break };
-            if memory.unseen().unwrap_or(false) {
+            let Some((holder, memory, again)) = self.outside.pop_front() else { break };
+            if !memory.unseen().unwrap_or(false) {
+                // To the end, so that one reader who keeps a batch for ever is not asked each time.
+                self.outside.push_back((holder, memory, again));
+            } else if again {
+                self.put_idle(memory);
+            } else {
                 self.used -= holder.bytes;
                 freed.push(memory);
-            } else {
-                // To the end, so that one reader who keeps a batch for ever is not asked each time.
-                self.outside.push_back((holder, memory));
             }
         }
         freed
@@ -370,6 +381,84 @@ mod tests {
         let mut again = a.alloc(5000, label("four")).unwrap();
         assert_eq!(again.bytes_mut().unwrap()[0], 0, "new memory");
         assert_eq!(a.stats().outside, 0, "and the old is freed");
+    }
+
+    /// Both kinds of files, where this process may have both.
+    fn arenas(limit: u64) -> Vec<Arena> {
+        let memfd = Arena::new(&Config { limit, backing: Some(Backing::Memfd) }).unwrap();
+        match arena(limit) {
+            other if other.backing() == Backing::Memfd => vec![memfd],
+            other => vec![memfd, other],
+        }
+    }
+
+    #[test]
+    fn what_was_lent_is_filled_again_when_all_copies_of_the_descriptor_are_gone() {
+        for a in arenas(1 << 20) {
+            let mut r = a.alloc(5000, label("lent")).unwrap();
+            r.bytes_mut().unwrap().fill(1);
+            let region = r.freeze();
+            let lent = region.lend().unwrap();
+            // What a message to another process does.
+            let copy = lent.try_clone().unwrap();
+            drop(lent);
+            drop(region);
+            let mut other = a.alloc(5000, label("other")).unwrap();
+            other.bytes_mut().unwrap().fill(9);
+            assert_eq!(a.stats().outside, 8192, "{:?}", a.backing());
+            let mut seen = vec![0; 5000];
+            let copy = std::fs::File::from(copy);
+            std::os::unix::fs::FileExt::read_exact_at(&copy, &mut seen, 0).unwrap();
+            assert!(seen.iter().all(|b| *b == 1));
+            drop(copy);
+            let mut again = a.alloc(5000, label("again")).unwrap();
+            assert_eq!(again.bytes_mut().unwrap()[0], 1, "the same pages");
+            again.bytes_mut().unwrap().fill(2);
+            assert_eq!(a.stats().outside, 0);
+            // A second time: the name and the seals are there already.
+            let region = again.freeze();
+            drop(region.lend().unwrap());
+            drop(region);
+            assert_eq!(a.stats().idle, 8192, "given back at once");
+        }
+    }
+
+    #[test]
+    fn what_was_lent_and_never_given_back_is_not_filled_again() {
+        for a in arenas(1 << 20) {
+            let mut r = a.alloc(5000, label("lent")).unwrap();
+            r.bytes_mut().unwrap().fill(1);
+            let region = r.freeze();
+            drop(region.lend().unwrap());
+            region.expose();
+            drop(region);
+            let mut next = a.alloc(5000, label("next")).unwrap();
+            assert_eq!(next.bytes_mut().unwrap()[0], 0, "new memory");
+        }
+    }
+
+    #[test]
+    fn nobody_writes_through_what_was_lent() {
+        use std::os::fd::AsRawFd as _;
+        use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+        for a in arenas(1 << 20) {
+            let mut r = a.alloc(5000, label("lent")).unwrap();
+            r.bytes_mut().unwrap().fill(1);
+            let region = r.freeze();
+            let lent = std::fs::File::from(region.lend().unwrap());
+            assert!(lent.write_at(&[7], 0).is_err());
+            assert!(lent.set_len(0).is_err());
+            let path = format!("/proc/self/fd/{}", lent.as_raw_fd());
+            let _ = std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666));
+            // Root gets past every mode; what stops it is the seal, or the read-only mount.
+            if let Ok(file) = std::fs::OpenOptions::new().read(true).write(true).open(&path) {
+                assert!(file.write_at(&[7], 0).is_err(), "{:?}", a.backing());
+                assert!(file.set_len(0).is_err() && file.set_len(9000).is_err());
+                let mut options = memmap2::MmapOptions::new();
+                assert!(options.len(5000).map_raw(file.as_raw_fd()).is_err());
+            }
+            assert!(region.bytes().unwrap().iter().all(|b| *b == 1));
+        }
     }
 
     #[test]

@@ -2,17 +2,20 @@ use std::ffi::CString;
 use std::fs::OpenOptions;
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::OnceLock;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, OFlag, fallocate, openat};
+use nix::fcntl::{
+    AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, OFlag, SealFlag, fallocate, fcntl, openat,
+};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
 use nix::sys::uio::pwrite;
-use nix::unistd::ftruncate;
+use nix::unistd::{UnlinkatFlags, ftruncate, linkat, unlinkat};
 
-use crate::sys::{Mapping, private_tmpfs, sole_user};
+use crate::sys::{Mapping, private_tmpfs, read_only_twin, sole_user, tmpfs_in_namespace};
 
 /// Bytes of a small page. Regions are charged in whole pages.
 pub const PAGE: u64 = 4096;
@@ -23,11 +26,14 @@ pub const HUGE_PAGE: u64 = 2 << 20;
 /// Regions of at least this size lie in huge pages, and are charged for whole ones.
 pub const HUGE_FROM: u64 = HUGE_PAGE;
 
+/// The mode of a region's file. Whoever gets a descriptor of one can open it anew.
+const READ_ONLY: Mode = Mode::S_IRUSR.union(Mode::S_IRGRP).union(Mode::S_IROTH);
+
 /// What kind of files the regions of an arena are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Unnamed files on a tmpfs that only this process knows, mounted so that large regions get
-    /// huge pages. Needs CAP_SYS_ADMIN.
+    /// huge pages. Needs CAP_SYS_ADMIN, or a user namespace and Linux 6.15.
     HugeTmpfs,
     /// memfds. They have huge pages only where the machine's `shmem_enabled` allows.
     Memfd,
@@ -46,8 +52,17 @@ impl Backing {
 /// Makes the files of an arena.
 #[derive(Debug)]
 pub(crate) enum Maker {
-    Tmpfs(OwnedFd),
+    Tmpfs(Arc<Folder>),
     Memfd,
+}
+
+/// The root folder of a private tmpfs.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    root: OwnedFd,
+    /// The same, mounted read-only: no rights make a file writable that is opened there.
+    twin: Option<OwnedFd>,
+    next: AtomicU64,
 }
 
 impl Maker {
@@ -58,8 +73,17 @@ impl Maker {
         // is allocated at once, but never 2 MiB to a small region.
         let options =
             [(c"huge", c"within_size"), (c"size", c"0"), (c"nr_inodes", c"0"), (c"mode", c"0700")];
-        match private_tmpfs(&options) {
-            Ok(root) => Maker::Tmpfs(root),
+        let made = match private_tmpfs(&options) {
+            Ok(root) => {
+                let twin = read_only_twin(&root).ok();
+                Ok((root, twin))
+            }
+            Err(_) => tmpfs_in_namespace(&options).map(|(root, twin)| (root, Some(twin))),
+        };
+        match made {
+            Ok((root, twin)) => {
+                Maker::Tmpfs(Arc::new(Folder { root, twin, next: AtomicU64::new(0) }))
+            }
             Err(_) => Maker::Memfd,
         }
     }
@@ -74,26 +98,48 @@ impl Maker {
     /// A new file of `len` zero bytes.
     pub(crate) fn make(&self, len: NonZeroUsize) -> io::Result<Memory> {
         let file = match self {
-            Maker::Tmpfs(root) => openat(
-                root,
+            Maker::Tmpfs(folder) => openat(
+                &folder.root,
                 ".",
                 OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC,
-                Mode::S_IRUSR,
+                READ_ONLY,
             )?,
-            Maker::Memfd => {
-                let name = CString::from(c"batchfs");
-                let file = memfd_create(
-                    name.as_c_str(),
-                    MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
-                )?;
-                // Its mode is 0777, and whoever gets a descriptor could reopen it for writing.
-                fchmod(&file, Mode::S_IRUSR)?;
-                file
-            }
+            Maker::Memfd => memfd()?,
         };
-        ftruncate(&file, i64::try_from(len.get()).map_err(io::Error::other)?)?;
-        Ok(Memory { file, map: OnceLock::new(), len, kind: self.kind() })
+        size(&file, len)?;
+        let folder = match self {
+            Maker::Tmpfs(folder) => Some(folder.clone()),
+            Maker::Memfd => None,
+        };
+        Ok(Memory {
+            file,
+            map: OnceLock::new(),
+            len,
+            folder,
+            name: OnceLock::new(),
+            sealed: AtomicBool::new(false),
+        })
     }
+}
+
+fn memfd() -> io::Result<OwnedFd> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = memfd_create(c"batchfs", flags)?;
+    // Its mode is 0777, and whoever gets a descriptor could reopen it for writing.
+    fchmod(&file, READ_ONLY)?;
+    Ok(file)
+}
+
+fn size(file: &OwnedFd, len: NonZeroUsize) -> io::Result<()> {
+    Ok(ftruncate(file, i64::try_from(len.get()).map_err(io::Error::other)?)?)
+}
+
+/// A memfd of `len` zero bytes that stays as long as it is.
+pub(crate) fn fixed_memfd(len: NonZeroUsize) -> io::Result<OwnedFd> {
+    let file = memfd()?;
+    size(&file, len)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW))?;
+    Ok(file)
 }
 
 /// One file, and this process's mapping of it once it was needed.
@@ -102,7 +148,11 @@ pub(crate) struct Memory {
     pub(crate) file: OwnedFd,
     map: OnceLock<Mapping>,
     len: NonZeroUsize,
-    kind: Backing,
+    /// The tmpfs that it is on; none for a memfd.
+    folder: Option<Arc<Folder>>,
+    /// Its name there, once it was lent.
+    name: OnceLock<CString>,
+    sealed: AtomicBool,
 }
 
 impl Memory {
@@ -169,9 +219,76 @@ impl Memory {
     /// descriptor of an O_TMPFILE as a writer's, so there it must be the one that asks; that of a
     /// memfd is not counted at all, so there a fresh one asks.
     pub(crate) fn unseen(&self) -> io::Result<bool> {
-        match self.kind {
-            Backing::HugeTmpfs => sole_user(&self.file),
-            Backing::Memfd => sole_user(reopen(&self.file)?),
+        match self.folder {
+            Some(_) => sole_user(&self.file),
+            None => sole_user(reopen(&self.file)?),
+        }
+    }
+
+    /// The file, opened anew and read-only, for another process. Neither the descriptor nor what is
+    /// opened through it (`/proc/self/fd`) can be made to write, whatever the mode: a memfd is
+    /// sealed, and a tmpfs's file opened on a read-only mount. Kernels that cannot mount it twice
+    /// leave the file's mode, which keeps others than its owner and root from it.
+    pub(crate) fn lend(&self) -> io::Result<OwnedFd> {
+        let Some(folder) = &self.folder else {
+            if !self.sealed.load(Ordering::Acquire) {
+                // No writable mapping can be made afterwards; the one that there is stays.
+                self.bytes()?;
+                let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+                let seals = seals | SealFlag::from_bits_retain(libc::F_SEAL_FUTURE_WRITE);
+                fcntl(&self.file, FcntlArg::F_ADD_SEALS(seals))?;
+                self.sealed.store(true, Ordering::Release);
+            }
+            return reopen(&self.file);
+        };
+        let Some(twin) = &folder.twin else { return reopen(&self.file) };
+        let name = match self.name.get() {
+            Some(name) => name,
+            None => self.link(folder)?,
+        };
+        Ok(openat(twin, name.as_c_str(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?)
+    }
+
+    /// The file, if it is a memfd; from here on it stays as long as it is.
+    pub(crate) fn memfd(&self) -> io::Result<Option<BorrowedFd<'_>>> {
+        if self.folder.is_some() {
+            return Ok(None);
+        }
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+        fcntl(&self.file, FcntlArg::F_ADD_SEALS(seals))?;
+        Ok(Some(self.file.as_fd()))
+    }
+
+    /// Gives the file a name, which only this process can reach.
+    fn link(&self, folder: &Folder) -> io::Result<&CString> {
+        let number = folder.next.fetch_add(1, Ordering::Relaxed);
+        let name = CString::new(number.to_string())?;
+        let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let linked = linkat(
+            AT_FDCWD,
+            file.as_str(),
+            &folder.root,
+            name.as_c_str(),
+            AtFlags::AT_SYMLINK_FOLLOW,
+        );
+        match linked {
+            Ok(()) => Ok(self.name.get_or_init(|| name)),
+            // A file without a name gets one once; another thread was faster, and is about to say it.
+            Err(Errno::ENOENT) => loop {
+                if let Some(name) = self.name.get() {
+                    return Ok(name);
+                }
+                std::thread::yield_now();
+            },
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let (Some(folder), Some(name)) = (&self.folder, self.name.get()) {
+            let _ = unlinkat(&folder.root, name.as_c_str(), UnlinkatFlags::NoRemoveDir);
         }
     }
 }
@@ -189,7 +306,9 @@ mod tests {
     fn makers() -> Vec<Maker> {
         let mut all = vec![Maker::Memfd];
         match Maker::best() {
-            Maker::Memfd => eprintln!("skipped: the tmpfs half needs CAP_SYS_ADMIN"),
+            Maker::Memfd => {
+                eprintln!("skipped: the tmpfs half needs CAP_SYS_ADMIN or user namespaces");
+            }
             tmpfs => all.push(tmpfs),
         }
         all
@@ -203,6 +322,7 @@ mod tests {
             assert!(m.unseen().unwrap());
             let reader = reopen(&m.file).unwrap();
             assert!(!m.unseen().unwrap(), "{:?}: descriptor", maker.kind());
+            fchmod(&m.file, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
             let map = crate::sys::Mapping::new(
                 OpenOptions::new()
                     .read(true)

@@ -1,8 +1,8 @@
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::arena::Shared;
 use crate::backing::Memory;
@@ -12,14 +12,32 @@ pub(crate) struct Lent {
     pub(crate) id: u64,
     pub(crate) label: Arc<str>,
     memory: Option<Memory>,
-    exposed: AtomicBool,
+    /// A [`Shown`]; it only grows.
+    shown: AtomicU8,
     arena: Arc<Shared>,
+}
+
+/// Who besides this process may have a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Shown {
+    /// Nobody.
+    Inside,
+    /// Those who promise to keep nothing of it when they give it back.
+    Lent,
+    /// Readers who promise nothing.
+    Exposed,
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.arena.give_back(self.id, memory, self.exposed.load(Ordering::Acquire));
+            let shown = match self.shown.load(Ordering::Acquire) {
+                0 => Shown::Inside,
+                1 => Shown::Lent,
+                _ => Shown::Exposed,
+            };
+            self.arena.give_back(self.id, memory, shown);
         }
     }
 }
@@ -34,7 +52,7 @@ pub struct RegionMut(Lent);
 
 impl RegionMut {
     pub(crate) fn new(id: u64, label: Arc<str>, memory: Memory, arena: Arc<Shared>) -> Self {
-        RegionMut(Lent { id, label, memory: Some(memory), exposed: AtomicBool::new(false), arena })
+        RegionMut(Lent { id, label, memory: Some(memory), shown: AtomicU8::new(0), arena })
     }
 
     fn memory(&mut self) -> io::Result<&mut Memory> {
@@ -101,12 +119,42 @@ impl Region {
     /// open description or mapping of the file. Never hand out this descriptor itself, only
     /// files that are opened anew from it (as FUSE passthrough does): a duplicate is not seen.
     pub fn expose(&self) -> BorrowedFd<'_> {
-        self.0.exposed.store(true, Ordering::Release);
+        self.0.shown.fetch_max(Shown::Exposed as u8, Ordering::AcqRel);
         match &self.0.memory {
             Some(m) => m.file.as_fd(),
             // The memory leaves only when the last handle is dropped.
             None => unreachable!("a region without memory"),
         }
+    }
+
+    /// The file behind the region, opened anew for one process outside that will say when it has
+    /// done with it. Nobody can write through it, nor through what is opened by way of it.
+    ///
+    /// Keep a handle until that process says so. It promises that it then has no descriptor and no
+    /// mapping of the file, nor its pages in a pipe, a socket or a device. So once all handles are gone
+    /// and the kernel shows no other open description or mapping either, the region is filled
+    /// again. If the promise is not given, because the process died, [`expose`](Self::expose) it.
+    ///
+    /// # Errors
+    /// If the system gives no descriptor, or the file cannot be made safe from writing.
+    pub fn lend(&self) -> io::Result<OwnedFd> {
+        self.0.shown.fetch_max(Shown::Lent as u8, Ordering::AcqRel);
+        match &self.0.memory {
+            Some(memory) => memory.lend(),
+            None => Err(io::ErrorKind::Other.into()),
+        }
+    }
+
+    /// The memfd behind the region, for a dma-buf of its pages; `None` if it is another kind of file.
+    ///
+    /// Marks the region as exposed, as [`expose`](Self::expose) does. Whoever has the dma-buf can write
+    /// the pages. Keep a handle as long as it is in use: the kernel does not tell of it otherwise.
+    ///
+    /// # Errors
+    /// If the file cannot be sealed.
+    pub fn memfd(&self) -> io::Result<Option<BorrowedFd<'_>>> {
+        self.expose();
+        self.0.memory.as_ref().map_or(Ok(None), Memory::memfd)
     }
 
     /// What the region was allocated for.

@@ -90,6 +90,11 @@ impl Array {
             .ok_or_else(|| too_large(&shape))?;
         Ok(Array { name: name.into(), dtype, shape, offset: 0, nbytes, fill })
     }
+
+    /// Whether it is part of the batch, and not of the file's format.
+    pub fn is_data(&self) -> bool {
+        !matches!(self.fill, Fill::Zeros | Fill::Trailer)
+    }
 }
 
 /// Files have signed 64-bit sizes; some room is left for what is around the arrays.

@@ -257,7 +257,11 @@ impl Filesystem for BatchFs {
             Err(e) => return reply.error(e),
         };
         self.tree.list(folder, offset, |name, node, next| {
-            let kind = if node.is_dir() { FileType::Directory } else { FileType::RegularFile };
+            let kind = match node {
+                Node::Top(Top::Service) => FileType::Symlink,
+                _ if node.is_dir() => FileType::Directory,
+                _ => FileType::RegularFile,
+            };
             // A number that has to be kept has no inode until it is looked up; any will do here.
             let ino = self.tree.inodes.number(node, false).unwrap_or(u64::MAX);
             reply.add(INodeNo(ino), next, kind, name)
@@ -302,7 +306,10 @@ impl Filesystem for BatchFs {
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
         match self.node(ino) {
-            Ok(Node::Link(spec)) => reply.data(spec.to_string().as_bytes()),
+            Ok(node @ (Node::Link(_) | Node::Top(Top::Service))) => match self.tree.text(node) {
+                Some(target) => reply.data(target.as_bytes()),
+                None => reply.error(Errno::ENOENT),
+            },
             Ok(_) => reply.error(Errno::EINVAL),
             Err(e) => reply.error(e),
         }

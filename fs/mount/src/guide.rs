@@ -74,6 +74,7 @@ pub(crate) fn readme(view: &View) -> String {
     say("  .batchfs/config.json     how this was mounted");
     say("  .batchfs/metrics         counters and gauges, Prometheus text");
     say("  .batchfs/errors          why an open or a read failed; the newest is last");
+    say("  .batchfs/service.sock    batches as descriptors, for programs (docs/dmabuf.md)");
     say("");
     say("Any step from 0 to 18446744073709551615 can be opened; a listing shows one cycle.");
     say("The same spec and step name the same bytes for ever: to resume a run, open the next");
@@ -120,6 +121,7 @@ What is where:
   .batchfs/config.json         how this was mounted
   .batchfs/metrics             counters and gauges, Prometheus text
   .batchfs/errors              why an open or a read failed; the newest is last
+  .batchfs/service.sock        batches as descriptors, for programs (docs/dmabuf.md)
 
 Any step from 0 to 18446744073709551615 can be opened; a listing shows the first epoch.
 The same spec and step name the same bytes for ever: to resume a run, open the next step.
@@ -168,6 +170,10 @@ pub(crate) fn config(tree: &Tree) -> String {
         "memory_limit": mounted.then(|| arena.limit()),
         "memory_backing": mounted.then(|| arena.backing().name()),
         "resident": resident,
+        "service": tree.socket.get().map(|path| json!({
+            "protocol": batchfs_dmabuf::PROTOCOL,
+            "socket": path.to_string_lossy(),
+        })),
         "pid": mounted.then(std::process::id),
     });
     format!("{out:#}\n")
@@ -227,6 +233,12 @@ pub(crate) fn metrics(tree: &Tree) -> String {
             ("budget_used_bytes", "gauge", "Decoded row groups", figures.used),
         ] {
             put(name, kind, help, value);
+        }
+    }
+    if let Some(service) = tree.service.get() {
+        for (name, counter, help, value) in service.all() {
+            let (total, kind) = if counter { ("_total", "counter") } else { ("", "gauge") };
+            put(&format!("service_{name}{total}"), kind, help, value);
         }
     }
     let gauges = [

@@ -5,8 +5,10 @@
 //! `guide` generates.
 
 mod attach;
+mod buffers;
 mod errlog;
 mod errno;
+mod exports;
 mod files;
 mod fs;
 mod guide;

@@ -22,6 +22,7 @@ pub(crate) enum Top {
     Metrics = 5,
     Errors = 6,
     Views = 7,
+    Service = 8,
 }
 
 /// What there is in every view; streams go by their numbers.
@@ -39,8 +40,16 @@ pub(crate) enum Inner {
 }
 
 impl Top {
-    pub(crate) const ALL: &[Top] =
-        &[Top::Root, Top::Readme, Top::Control, Top::Config, Top::Metrics, Top::Errors, Top::Views];
+    pub(crate) const ALL: &[Top] = &[
+        Top::Root,
+        Top::Readme,
+        Top::Control,
+        Top::Config,
+        Top::Metrics,
+        Top::Errors,
+        Top::Views,
+        Top::Service,
+    ];
 }
 
 impl Node {

@@ -8,9 +8,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use batchfs_batch::{Engine, Face, Item, Key, View};
-use batchfs_region::{Arena, Config as ArenaConfig};
+use batchfs_dmabuf::Service;
+use batchfs_region::{Arena, Backing, Config as ArenaConfig};
 
 use crate::attach::{Unserved, attach, choose};
+use crate::exports;
 use crate::fs::BatchFs;
 use crate::preflight::{self, Refusal};
 use crate::tree::Tree;
@@ -35,6 +37,8 @@ pub struct Options {
     pub cached: bool,
     /// Threads that gather; 0 takes as many as there are cores.
     pub threads: usize,
+    /// Whether batches are to lie in memory that dma-bufs can be made of.
+    pub dmabuf: bool,
 }
 
 /// How the bytes of regions reach readers.
@@ -87,6 +91,8 @@ pub struct Mounted {
     dir: PathBuf,
     tree: Arc<Tree>,
     thread: JoinHandle<io::Result<()>>,
+    /// Ends before all else, since it uses the tree.
+    service: Option<Service>,
     events: Receiver<Event>,
     stopper: Stopper,
     unserved: Unserved,
@@ -136,8 +142,10 @@ pub fn prepare(view: Arc<View>, dir: &Path, options: &Options) -> Result<Prepare
     let source = view.dataset().origin().to_owned();
     let dir = preflight::target(dir, &source, options.nonempty)?;
     fits(&view, options.memory)?;
-    let arena = Arena::new(&ArenaConfig { limit: options.memory, backing: None })
-        .map_err(MountError::Start)?;
+    // Only of memfds, which have huge pages where the machine allows; the best there is has them always.
+    let backing = options.dmabuf.then_some(Backing::Memfd);
+    let arena =
+        Arena::new(&ArenaConfig { limit: options.memory, backing }).map_err(MountError::Start)?;
     let engine = Engine::new(arena, &batchfs_batch::Options { threads: options.threads })
         .map_err(MountError::Start)?;
     let tree = Arc::new(Tree::new(view, engine));
@@ -165,6 +173,7 @@ impl Prepared {
         // Set once, before any request is answered.
         let _ = tree.delivery.set(delivery);
         let _ = tree.notifier.set(session.notifier());
+        let service = exports::serve(&tree, allow_other);
         let (tell, events) = channel();
         let over = tell.clone();
         let thread = std::thread::Builder::new()
@@ -176,7 +185,8 @@ impl Prepared {
                 end
             })
             .map_err(MountError::Start)?;
-        Ok(Mounted { dir, tree, thread, events, stopper: Stopper(tell), unserved })
+        let stopper = Stopper(tell);
+        Ok(Mounted { dir, tree, thread, service, events, stopper, unserved })
     }
 }
 
@@ -240,6 +250,7 @@ impl Mounted {
                     return match self.events.recv_timeout(Duration::from_secs(1)) {
                         Ok(Event::Over) => self.join(),
                         _ => {
+                            drop(self.service);
                             self.unserved.gone();
                             Ended::Busy(busy)
                         }
@@ -263,6 +274,7 @@ impl Mounted {
     }
 
     fn join(self) -> Ended {
+        drop(self.service);
         let why = match self.thread.join() {
             Ok(Ok(())) => {
                 self.unserved.gone();

@@ -25,6 +25,10 @@ pub(crate) struct Tree {
     pub(crate) inodes: Inodes,
     /// How regions reach readers; known once the kernel was asked.
     pub(crate) delivery: std::sync::OnceLock<Delivery>,
+    /// The socket of the descriptor service, if there is one.
+    pub(crate) socket: std::sync::OnceLock<std::path::PathBuf>,
+    /// What the service is doing.
+    pub(crate) service: std::sync::OnceLock<Arc<batchfs_dmabuf::Figures>>,
     /// To make the kernel forget what is idle.
     pub(crate) notifier: std::sync::OnceLock<Notifier>,
     tidying: Arc<AtomicBool>,
@@ -78,6 +82,8 @@ impl Tree {
             errors,
             inodes: Inodes::default(),
             delivery: std::sync::OnceLock::new(),
+            socket: std::sync::OnceLock::new(),
+            service: std::sync::OnceLock::new(),
             notifier: std::sync::OnceLock::new(),
             tidying: Arc::default(),
             uid: nix::unistd::geteuid().as_raw(),
@@ -190,11 +196,16 @@ impl Tree {
                 all.extend(self.inner(0));
                 all
             }
-            Node::Top(Top::Control) => vec![
-                own("config.json", Node::Top(Top::Config)),
-                own("metrics", Node::Top(Top::Metrics)),
-                own("errors", Node::Top(Top::Errors)),
-            ],
+            Node::Top(Top::Control) => {
+                let mut all = vec![
+                    own("config.json", Node::Top(Top::Config)),
+                    own("metrics", Node::Top(Top::Metrics)),
+                    own("errors", Node::Top(Top::Errors)),
+                ];
+                let socket = self.socket.get();
+                all.extend(socket.map(|_| own("service.sock", Node::Top(Top::Service))));
+                all
+            }
             Node::Inner(view, Inner::View) => self.inner(view),
             Node::Inner(view, Inner::Stream(s)) => vec![
                 own("schema.json", Node::Inner(view, Inner::Schema(s))),
@@ -300,6 +311,7 @@ impl Tree {
                 self.views.get(key.view)?.describe(key).ok()
             }
             Node::Link(spec) => Some(spec.to_string()),
+            Node::Top(Top::Service) => Some(self.socket.get()?.to_string_lossy().into_owned()),
             _ => None,
         }
     }
@@ -337,7 +349,7 @@ impl Tree {
             false => 0,
         };
         let (kind, perm) = match node {
-            Node::Link(_) => (FileType::Symlink, 0o777),
+            Node::Link(_) | Node::Top(Top::Service) => (FileType::Symlink, 0o777),
             _ if dir => (FileType::Directory, 0o555),
             _ => (FileType::RegularFile, 0o444),
         };

@@ -3,6 +3,7 @@
 Two doors lead to the same batches:
 
 * a mount, where every batch is a file: :func:`open`, or :func:`mount` to make one;
+  :mod:`batchfs.dmabuf` hands out the same batches as descriptors;
 * in this process: :mod:`batchfs.store`, :class:`Allocator`, :class:`batchfs.sampler.Sampler`,
   :class:`Loader`.
 
@@ -26,7 +27,7 @@ _HOME = {
     "mount": ".daemon",
     "open": ".mounted",
 }
-_MODULES = ("converter", "dtypes", "sampler", "store", "torch")
+_MODULES = ("converter", "dmabuf", "dtypes", "sampler", "store", "torch")
 
 __all__ = [*_HOME, *_MODULES, "__version__"]
 

@@ -1,6 +1,7 @@
 """Training data as files, stores and tensors."""
 
 from . import converter as converter
+from . import dmabuf as dmabuf
 from . import dtypes as dtypes
 from . import sampler as sampler
 from . import store as store

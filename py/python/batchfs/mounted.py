@@ -66,6 +66,10 @@ class Dataset:
         except OSError as e:
             raise self._explain(e, "") from None
         self._view = _spec
+        # Cached mode copies; the service hands out the pages themselves, to whoever may have them.
+        link = self.path / ".batchfs" / "service.sock"
+        serves = self.config.get("service") and self.config["delivery"] == "cached"
+        self._service = _native.Service(link) if serves else None
         self.spec: str = _spec or self.config["spec"]
         """The order, in its canonical spelling."""
         # The mount's own spec may be of a kind that only the daemon knows.
@@ -94,8 +98,18 @@ class Dataset:
         """The batch of a step: from streams to tensors, each mapped when it is asked for."""
         return Batch(self, _number(step))
 
+    def _handed(self, stream: str, step: int) -> list[Any] | None:
+        """The tensors of a batch, from the service; ``None`` if it has to be read as a file."""
+        if self._service is None:
+            return None
+        tensors = self._service.batch(self._view or "", stream, step, self.writable)
+        return tensors and [tensor for _, tensor in tensors]
+
     def index(self, step: int) -> np.ndarray:
         """The record ids of a step, uint64."""
+        handed = self._handed("index", _number(step))
+        if handed:
+            return handed[0].numpy()
         path = self._root / "index" / str(_number(step))
         shape = [self.local_batch]
         return self._map(_native.map_dense, path, "uint64", shape, self.writable).numpy()
@@ -271,6 +285,9 @@ class Stream:
 
     def _batch(self, step: int) -> Any:
         ds, name = self._dataset, self.schema["dtype"]
+        handed = ds._handed(self.name, step)
+        if handed and len(handed) == (3 if self.ragged else 1):
+            return RaggedBatch(*handed) if self.ragged else handed[0]
         path = self._root / "batch" / str(step)
         shape = self.item_shape
         if shape is not None:

@@ -77,6 +77,19 @@ pub fn of_block(mut block: Block, len: usize) -> Memory {
 /// # Errors
 /// If it cannot be mapped.
 pub fn of_file(file: &File, len: usize, write: bool) -> io::Result<Memory> {
+    lent_file(file, len, write, ())
+}
+
+/// The same; `lease` is dropped when nothing is mapped any more.
+///
+/// # Errors
+/// If it cannot be mapped.
+pub fn lent_file(
+    file: &File,
+    len: usize,
+    write: bool,
+    lease: impl Any + Send + Sync,
+) -> io::Result<Memory> {
     let mut options = MmapOptions::new();
     options.len(len).no_reserve_swap();
     if write {
@@ -84,10 +97,10 @@ pub fn of_file(file: &File, len: usize, write: bool) -> io::Result<Memory> {
         let mut map: MmapMut = unsafe { options.map_copy(file) }?;
         let at = NonNull::new(map.as_mut_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: a mapping does not move with its handle, and has `len` bytes.
-        return Ok(unsafe { Memory::new(at, len, Arc::new(map)) });
+        return Ok(unsafe { Memory::new(at, len, Arc::new((map, lease))) });
     }
     let map: MmapRaw = options.map_raw_read_only(file)?;
     let at = NonNull::new(map.as_mut_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
     // SAFETY: as above.
-    Ok(unsafe { Memory::new(at, len, Arc::new(map)) })
+    Ok(unsafe { Memory::new(at, len, Arc::new((map, lease))) })
 }

@@ -11,4 +11,4 @@ pub use array::{indices, indices_mut, of_array};
 pub use capsule::{export, import};
 pub use dlpack::Device;
 pub use fork::{generation, pool, watch_forks};
-pub use memory::{Memory, of_block, of_file};
+pub use memory::{Memory, lent_file, of_block, of_file};

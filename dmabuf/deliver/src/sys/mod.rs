@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod dmabuf;
+pub(crate) mod socket;
 pub(crate) mod udmabuf;
 
 use std::ffi::c_int;
