@@ -180,7 +180,7 @@ impl Service {
         step: u64,
         write: bool,
     ) -> PyResult<Option<Vec<(String, DLTensor)>>> {
-        let wanted = Wanted { view, stream, step, face: String::new() };
+        let wanted = Wanted { view, stream, step, ..Wanted::default() };
         let got = py.detach(|| {
             let (descriptor, file, lease) = self.fetch(&wanted).ok()?;
             let memory = mapped(&descriptor, &File::from(file), write, lease).ok()?;
@@ -198,7 +198,7 @@ impl Service {
         step: u64,
         face: String,
     ) -> PyResult<Export> {
-        let wanted = Wanted { view, stream, step, face };
+        let wanted = Wanted { view, stream, step, face, ..Wanted::default() };
         let got = py.detach(|| self.fetch(&wanted)).map_err(|e| self.raised(&e))?;
         let (descriptor, file, lease) = got;
         let held = Some((File::from(file), Arc::new(lease)));

@@ -60,6 +60,8 @@ pub struct Wanted {
     pub step: u64,
     /// `npy`, `safetensors`, `arrow`, or nothing for the bare file.
     pub face: String,
+    /// `dmabuf`, or nothing for a `memfd`.
+    pub kind: String,
 }
 
 /// A connection to a service. Requests may be sent ahead; replies come in any order. Threads may
@@ -141,6 +143,7 @@ impl Client {
             stream: wanted.stream.clone(),
             step: Some(wanted.step),
             face: wanted.face.clone(),
+            kind: wanted.kind.clone(),
             release,
             ..Request::default()
         })

@@ -14,7 +14,7 @@ mod udmabuf;
 
 pub use dmabuf::{Access, DmaBuf, Mapping};
 pub use error::{Error, Unavailable};
-pub use exporter::{Exported, Exporter, Exports, Refusal, Tensor, Then};
+pub use exporter::{Body, Described, Exported, Exporter, Exports, Kind, Refusal, Tensor, Then};
 pub use picture::Picture;
 pub use service::{Access as Peers, Figures, Limits as ServiceLimits, PROTOCOL, Service};
 pub use udmabuf::{Limits, Range, Udmabuf};

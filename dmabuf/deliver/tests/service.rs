@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use batchfs_dmabuf::client::{Client, ClientError, Export, Reply, Wanted};
 use batchfs_dmabuf::{
-    Exported, Exporter, Exports, Peers, Refusal, Service, ServiceLimits, Tensor, Then,
+    Body, Exported, Exporter, Exports, Kind, Peers, Refusal, Service, ServiceLimits, Tensor, Then,
 };
 use batchfs_region::{Arena, Backing, Config};
 use serde_json::{Value, json};
@@ -45,14 +45,15 @@ impl Exporter for Fake {
 }
 
 impl Exports for Fake {
-    fn export(&self, stream: &str, step: u64, _face: &str, then: Then) {
+    fn export(&self, stream: &str, step: u64, _face: &str, _kind: Kind, then: Then) {
         let arena = self.arena.clone();
         let make = move || {
             let mut region = arena.alloc(5000, "x".into()).unwrap();
             region.bytes_mut().unwrap().fill(step as u8);
             let region = region.freeze();
             let tensors = vec![Tensor::packed("x".into(), "uint8".into(), 1, vec![5000], 0)];
-            then(Ok(Exported { region, tensors, held: Box::new(()) }));
+            let (label, body) = (format!("x/{step}"), Body::Region(region));
+            then(Ok(Exported { label, body, tensors, held: Box::new(()) }));
         };
         if stream == "slow" {
             let go = self.go.clone();

@@ -2,7 +2,7 @@ use std::ffi::CString;
 use std::fs::OpenOptions;
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -106,7 +106,7 @@ impl Maker {
             )?,
             Maker::Memfd => memfd()?,
         };
-        ftruncate(&file, i64::try_from(len.get()).map_err(io::Error::other)?)?;
+        size(&file, len)?;
         let folder = match self {
             Maker::Tmpfs(folder) => Some(folder.clone()),
             Maker::Memfd => None,
@@ -123,11 +123,23 @@ impl Maker {
 }
 
 /// An empty memfd that takes seals.
-pub(crate) fn memfd() -> io::Result<OwnedFd> {
-    let name = CString::from(c"batchfs");
-    let file = memfd_create(name.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+fn memfd() -> io::Result<OwnedFd> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = memfd_create(c"batchfs", flags)?;
     // Its mode is 0777, and whoever gets a descriptor could reopen it for writing.
     fchmod(&file, READ_ONLY)?;
+    Ok(file)
+}
+
+fn size(file: &OwnedFd, len: NonZeroUsize) -> io::Result<()> {
+    Ok(ftruncate(file, i64::try_from(len.get()).map_err(io::Error::other)?)?)
+}
+
+/// A memfd of `len` zero bytes that stays as long as it is.
+pub(crate) fn fixed_memfd(len: NonZeroUsize) -> io::Result<OwnedFd> {
+    let file = memfd()?;
+    size(&file, len)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW))?;
     Ok(file)
 }
 
@@ -238,6 +250,16 @@ impl Memory {
         Ok(openat(twin, name.as_c_str(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?)
     }
 
+    /// The file, if it is a memfd; from here on it stays as long as it is.
+    pub(crate) fn memfd(&self) -> io::Result<Option<BorrowedFd<'_>>> {
+        if self.folder.is_some() {
+            return Ok(None);
+        }
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+        fcntl(&self.file, FcntlArg::F_ADD_SEALS(seals))?;
+        Ok(Some(self.file.as_fd()))
+    }
+
     /// Gives the file a name, which only this process can reach.
     fn link(&self, folder: &Folder) -> io::Result<&CString> {
         let number = folder.next.fetch_add(1, Ordering::Relaxed);
@@ -286,7 +308,7 @@ mod tests {
         let mut all = vec![Maker::Memfd];
         match Maker::best() {
             Maker::Memfd => {
-                eprintln!("skipped: the tmpfs half needs CAP_SYS_ADMIN or user namespaces")
+                eprintln!("skipped: the tmpfs half needs CAP_SYS_ADMIN or user namespaces");
             }
             tmpfs => all.push(tmpfs),
         }

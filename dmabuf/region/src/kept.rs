@@ -2,10 +2,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::unistd::ftruncate;
-
-use crate::backing::{HUGE_FROM, HUGE_PAGE, memfd};
+use crate::backing::{HUGE_FROM, HUGE_PAGE, fixed_memfd};
 use crate::sys::Mapping;
 
 /// Memory that is filled once and stays: a memfd of fixed size, in huge pages where
@@ -28,11 +25,7 @@ impl Kept {
         len: NonZeroUsize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<Kept, E> {
-        let file = memfd()?;
-        let size = i64::try_from(len.get()).map_err(io::Error::other)?;
-        ftruncate(&file, size).map_err(io::Error::from)?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(io::Error::from)?;
+        let file = fixed_memfd(len)?;
         let huge = NonZeroUsize::new(HUGE_PAGE as usize).filter(|_| len.get() as u64 >= HUGE_FROM);
         let mut map = Mapping::new(&file, len, huge)?;
         fill(map.bytes_mut())?;

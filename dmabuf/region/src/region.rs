@@ -145,6 +145,18 @@ impl Region {
         }
     }
 
+    /// The memfd behind the region, for a dma-buf of its pages; `None` if it is another kind of file.
+    ///
+    /// Marks the region as exposed, as [`expose`](Self::expose) does. Whoever has the dma-buf can write
+    /// the pages. Keep a handle as long as it is in use: the kernel does not tell of it otherwise.
+    ///
+    /// # Errors
+    /// If the file cannot be sealed.
+    pub fn memfd(&self) -> io::Result<Option<BorrowedFd<'_>>> {
+        self.expose();
+        self.0.memory.as_ref().map_or(Ok(None), Memory::memfd)
+    }
+
     /// What the region was allocated for.
     pub fn label(&self) -> &str {
         &self.0.label

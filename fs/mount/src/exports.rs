@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use batchfs_batch::{Error, Face, Item, Key, Making, View};
 use batchfs_dmabuf::{
-    Exported, Exporter, Exports, Peers, Refusal, Service, ServiceLimits, Tensor, Then,
+    Body, Exported, Exporter, Exports, Kind, Peers, Refusal, Service, ServiceLimits, Tensor, Then,
 };
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 use serde_json::{Value, json};
 
+use crate::buffers::Buffers;
 use crate::tree::Tree;
 use crate::views::NoView;
 
@@ -32,7 +33,7 @@ pub(crate) fn serve(tree: &Arc<Tree>, others: bool) -> Option<Service> {
         bytes: tree.engine.arena().limit() / 2,
     };
     let peers = if others { Peers::Others } else { Peers::Own };
-    match Service::start(Arc::new(Data(tree.clone())), peers, limits) {
+    match Service::start(Arc::new(Data::new(tree)), peers, limits) {
         Ok(service) => {
             let _ = tree.socket.set(service.path().to_owned());
             let _ = tree.service.set(service.figures().clone());
@@ -45,11 +46,21 @@ pub(crate) fn serve(tree: &Arc<Tree>, others: bool) -> Option<Service> {
     }
 }
 
-struct Data(Arc<Tree>);
+struct Data {
+    tree: Arc<Tree>,
+    buffers: Arc<Buffers>,
+}
+
+impl Data {
+    fn new(tree: &Arc<Tree>) -> Data {
+        Data { tree: tree.clone(), buffers: Arc::new(Buffers::new()) }
+    }
+}
 
 /// A view that is in use as long as this lives.
 struct Held {
     tree: Arc<Tree>,
+    buffers: Arc<Buffers>,
     view: Arc<View>,
 }
 
@@ -61,22 +72,23 @@ impl Drop for Held {
 
 impl Exporter for Data {
     fn about(&self) -> Value {
-        let (tree, view) = (&self.0, self.0.main());
+        let (tree, view) = (&self.tree, self.tree.main());
         let streams: Vec<&str> = view.dataset().streams().iter().map(|s| s.name.as_str()).collect();
         json!({
             "batchfs": env!("CARGO_PKG_VERSION"),
             "streams": streams,
             "spec": view.spec().to_string(),
             "local_batch": view.local_batch(),
+            "kinds": self.buffers.kinds(),
             "memory_backing": tree.engine.arena().backing().name(),
         })
     }
 
     fn view(&self, spec: &str) -> Result<Arc<dyn Exports>, Refusal> {
-        let tree = self.0.clone();
+        let (tree, buffers) = (self.tree.clone(), self.buffers.clone());
         if spec.is_empty() {
             let view = tree.main().clone();
-            return Ok(Arc::new(Held { tree, view }));
+            return Ok(Arc::new(Held { tree, buffers, view }));
         }
         let no = |why: String| {
             let why = format!("view/{spec}: there is no such view: {why}");
@@ -92,7 +104,7 @@ impl Exporter for Data {
             ),
         })?;
         let view = tree.views.get(number).ok_or_else(|| no("it is gone".to_owned()))?;
-        Ok(Arc::new(Held { tree, view }))
+        Ok(Arc::new(Held { tree, buffers, view }))
     }
 }
 
@@ -120,12 +132,24 @@ impl Held {
 }
 
 impl Exports for Held {
-    fn export(&self, stream: &str, step: u64, face: &str, then: Then) {
+    fn export(&self, stream: &str, step: u64, face: &str, kind: Kind, then: Then) {
         let key = match self.key(stream, step, face) {
             Ok(key) => key,
             Err(refusal) => return then(Err(refusal)),
         };
-        let (tree, view) = (self.tree.clone(), self.view.clone());
+        let (tree, view, buffers) = (self.tree.clone(), self.view.clone(), self.buffers.clone());
+        if let Kind::DmaBuf { shared } = kind {
+            if let Err(refusal) = buffers.device() {
+                return then(Err(refusal));
+            }
+            let resident = shared.then(|| buffers.of_records(&view, key)).flatten();
+            match resident {
+                Some(Ok(exported)) => return then(Ok(exported)),
+                // It is gathered instead.
+                Some(Err(why)) => tree.errors.add(Some("no pages"), why),
+                None => {}
+            }
+        }
         self.tree.engine.open(key, &self.view, move |made| {
             let refuse = |why: &Error| {
                 let errno = tree.failed(why).code();
@@ -133,7 +157,15 @@ impl Exports for Held {
             };
             let done = made.map_err(|why| refuse(&why)).and_then(|batch| {
                 let tensors = tensors(&view, key).map_err(|why| refuse(&why))?;
-                Ok(Exported { region: batch.region().clone(), tensors, held: Box::new(batch) })
+                match kind {
+                    Kind::Memfd => Ok(Exported {
+                        label: batch.region().label().to_owned(),
+                        body: Body::Region(batch.region().clone()),
+                        tensors,
+                        held: Box::new(batch),
+                    }),
+                    Kind::DmaBuf { shared } => buffers.of_batch(batch, tensors, shared),
+                }
             });
             then(done);
         });
@@ -141,13 +173,13 @@ impl Exports for Held {
 }
 
 /// What is where in the file of `key`.
-fn tensors(view: &View, key: Key) -> Result<Vec<Tensor>, Error> {
+pub(crate) fn tensors(view: &View, key: Key) -> Result<Vec<Tensor>, Error> {
     let layout = view.layout(key)?;
     let arrays = layout.arrays.into_iter().filter(|a| a.is_data());
     Ok(arrays
         .map(|a| {
             let size = a.dtype.size() as u64;
-            Tensor::packed(a.name, a.dtype.to_string(), size, a.shape, a.offset)
+            Tensor::packed(a.name, a.dtype.to_string(), size, a.shape, a.offset).with_picture()
         })
         .collect())
 }

@@ -181,11 +181,11 @@ pub(crate) fn config(tree: &Tree) -> String {
         "delivery_reason": why,
         "memory_limit": mounted.then(|| arena.limit()),
         "memory_backing": mounted.then(|| arena.backing().name()),
+        "resident": resident,
         "service": tree.socket.get().map(|path| json!({
             "protocol": batchfs_dmabuf::PROTOCOL,
             "socket": path.to_string_lossy(),
         })),
-        "resident": resident,
         "pid": mounted.then(std::process::id),
     });
     format!("{out:#}\n")

@@ -5,6 +5,7 @@
 //! `guide` generates.
 
 mod attach;
+mod buffers;
 mod errlog;
 mod errno;
 mod exports;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use batchfs_batch::{Engine, Face, Item, Key, View};
 use batchfs_dmabuf::Service;
-use batchfs_region::{Arena, Config as ArenaConfig};
+use batchfs_region::{Arena, Backing, Config as ArenaConfig};
 
 use crate::attach::{Unserved, attach, choose};
 use crate::exports;
@@ -37,6 +37,8 @@ pub struct Options {
     pub cached: bool,
     /// Threads that gather; 0 takes as many as there are cores.
     pub threads: usize,
+    /// Whether batches are to lie in memory that dma-bufs can be made of.
+    pub dmabuf: bool,
 }
 
 /// How the bytes of regions reach readers.
@@ -140,8 +142,10 @@ pub fn prepare(view: Arc<View>, dir: &Path, options: &Options) -> Result<Prepare
     let source = view.dataset().origin().to_owned();
     let dir = preflight::target(dir, &view.dataset().places(), options.nonempty)?;
     fits(&view, options.memory)?;
-    let arena = Arena::new(&ArenaConfig { limit: options.memory, backing: None })
-        .map_err(MountError::Start)?;
+    // Only of memfds, which have huge pages where the machine allows; the best there is has them always.
+    let backing = options.dmabuf.then_some(Backing::Memfd);
+    let arena =
+        Arena::new(&ArenaConfig { limit: options.memory, backing }).map_err(MountError::Start)?;
     let engine = Engine::new(arena, &batchfs_batch::Options { threads: options.threads })
         .map_err(MountError::Start)?;
     let tree = Arc::new(Tree::new(view, engine));

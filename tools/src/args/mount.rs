@@ -68,6 +68,10 @@ pub struct Mount {
     /// in length, or are less than half a page, stay where they are
     #[arg(long)]
     pub resident: bool,
+    /// Put batches into memory that dma-bufs can be made of without a copy. It has huge pages only
+    /// where shmem_enabled allows
+    #[arg(long)]
+    pub dmabuf: bool,
     /// Let other users read, too
     #[arg(long)]
     pub allow_other: bool,

@@ -102,6 +102,7 @@ pub fn prepare(args: &Mount) -> anyhow::Result<Prepared> {
         nonempty: args.nonempty,
         cached: args.cached,
         threads: args.threads,
+        dmabuf: args.dmabuf,
     };
     Ok(batchfs_mount::prepare(Arc::new(view), &args.dir, &options)?)
 }

@@ -70,6 +70,7 @@ Options of the mount:
   threads=N             threads that gather
   verify=WHEN           when to compare checksums: first, always, never
   resident              read all records into memory first
+  dmabuf                put batches into memory that dma-bufs can be made of
   cached                answer reads even where the kernel could read by itself
   dtype=[STREAM=]DTYPE  what elements are that NumPy has no name for
   column=NAME           the column of tokens in Parquet files

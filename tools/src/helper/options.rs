@@ -24,7 +24,7 @@ const VALUES: [&str; 6] = ["memory", "threads", "verify", "log", "column", "budg
 const MANY: [&str; 3] = ["dtype", "storage_option", "mix"];
 
 /// Options of `batchfs mount` without a value.
-const FLAGS: [&str; 4] = ["cached", "allow_other", "nonempty", "resident"];
+const FLAGS: [&str; 5] = ["cached", "allow_other", "nonempty", "resident", "dmabuf"];
 
 /// What mount(8), fstab(5) and systemd say of any mount: either it is for them, or it is what a
 /// mount is anyway, or it allows what there is nothing of here.

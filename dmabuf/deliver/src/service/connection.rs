@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::message::{self, Descriptor, PROTOCOL, REPLY, REQUEST, Request};
 use super::server::Server;
-use crate::exporter::{Exported, Exports, Refusal};
+use crate::exporter::{Exported, Exports, Kind, Refusal};
 use crate::sys::socket::{receive, send};
 
 /// Packets that are read of one client before others have their turn.
@@ -25,6 +25,8 @@ const VIEWS: usize = 8;
 pub(crate) struct Connection {
     pub(crate) token: u64,
     pub(crate) socket: OwnedFd,
+    /// Whether it may have pages that others see and it can write.
+    trusted: bool,
     state: Mutex<State>,
 }
 
@@ -67,8 +69,8 @@ struct Packet {
 }
 
 impl Connection {
-    pub(crate) fn new(token: u64, socket: OwnedFd) -> Connection {
-        Connection { token, socket, state: Mutex::default() }
+    pub(crate) fn new(token: u64, socket: OwnedFd, trusted: bool) -> Connection {
+        Connection { token, socket, trusted, state: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -181,6 +183,14 @@ impl Connection {
             let why = "an export names a step";
             return self.refuse(server, id, &Refusal::new(Errno::EINVAL, why));
         };
+        let kind = match request.kind.as_str() {
+            "" | "memfd" => Kind::Memfd,
+            "dmabuf" => Kind::DmaBuf { shared: self.trusted },
+            other => {
+                let why = format!("there is no kind {other:?}; there are memfd and dmabuf");
+                return self.refuse(server, id, &Refusal::new(Errno::EINVAL, why));
+            }
+        };
         let allowed = self.lock().may_have_more(server);
         let view = allowed.and_then(|()| self.view(server, &request.view));
         let view = match view {
@@ -194,7 +204,7 @@ impl Connection {
                 me.exported(&server, id, made);
             }
         });
-        view.export(&request.stream, step, &request.face, then);
+        view.export(&request.stream, step, &request.face, kind, then);
     }
 
     /// The view with this spec, which is kept.
@@ -223,11 +233,11 @@ impl Connection {
         id: Option<u64>,
         made: Result<Exported, Refusal>,
     ) {
-        let lent = made.and_then(|exported| match exported.region.lend() {
+        let lent = made.and_then(|exported| match exported.lend() {
             Ok(file) => Ok((exported, file)),
             Err(e) => {
                 let errno = Errno::from_raw(e.raw_os_error().unwrap_or(0));
-                let why = format!("{}: no descriptor for it: {e}", exported.region.label());
+                let why = format!("{}: no descriptor for it: {e}", exported.label);
                 Err(Refusal::new(errno, why))
             }
         });
@@ -243,16 +253,16 @@ impl Connection {
                 version: PROTOCOL,
                 id,
                 lease,
-                kind: "memfd".to_owned(),
-                size: exported.region.len() as u64,
-                shared: true,
+                kind: exported.kind().to_owned(),
+                size: exported.size(),
+                shared: exported.is_shared(),
                 tensors: exported.tensors.clone(),
             };
             let text = serde_json::to_vec(&descriptor).unwrap_or_default();
             if text.len() > REPLY {
                 let why = format!(
                     "{}: its description takes {} bytes, and a reply has at most {REPLY}; ask for streams one by one",
-                    exported.region.label(),
+                    exported.label,
                     text.len()
                 );
                 return Err(Refusal::new(Errno::EMSGSIZE, why));
@@ -293,7 +303,7 @@ impl Connection {
         drop(state);
         server.returned(found.len() as u64, bytes);
         let unknown = leases.len() - found.len();
-        drop(found);
+        server.let_go(found.into_iter().map(|l| l.exported));
         match unknown {
             0 => Ok(()),
             n => {
@@ -383,10 +393,11 @@ impl Connection {
         let bytes = std::mem::take(&mut state.bytes);
         drop(state);
         for lease in leases.values() {
-            lease.exported.region.expose();
+            lease.exported.abandon();
         }
         server.returned(leases.len() as u64, bytes);
-        drop((leases, rest));
+        drop(rest);
+        server.let_go(leases.into_values().map(|l| l.exported));
         server.forget(self.token);
     }
 }

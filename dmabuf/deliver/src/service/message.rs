@@ -30,6 +30,8 @@ pub(crate) struct Request {
     pub(crate) step: Option<u64>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) face: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) kind: String,
     /// Leases that the client gives back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) release: Vec<u64>,

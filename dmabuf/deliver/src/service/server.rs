@@ -16,13 +16,16 @@ use super::connection::Connection;
 use super::folder::Listening;
 use super::message::{self, REPLY, REQUEST};
 use super::{Access, Figures, Limits};
-use crate::exporter::{Exporter, Refusal};
+use crate::exporter::{Exported, Exporter, Refusal};
 use crate::sys::socket::{accept, receive, send};
 
 /// Tokens of events that are no client's.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST: u64 = 2;
+
+/// How often it is looked whether dma-bufs were let go outside.
+const LOOK: u16 = 200;
 
 /// Clients that are accepted before those that are there have their turn.
 const TURN: usize = 64;
@@ -39,6 +42,8 @@ pub(crate) struct Server {
     clients: Mutex<Clients>,
     /// Closed when there is no other descriptor, to be able to turn a client away.
     spare: Mutex<Option<OwnedFd>>,
+    /// dma-bufs that no client has any more, and a device, or somebody whom it was passed to, has.
+    outside: Mutex<Vec<Exported>>,
 }
 
 struct Clients {
@@ -69,6 +74,7 @@ impl Server {
             figures: Arc::default(),
             clients: Mutex::new(Clients { next: FIRST, all: HashMap::new() }),
             spare: Mutex::new(spare()),
+            outside: Mutex::default(),
         })
     }
 
@@ -84,15 +90,24 @@ impl Server {
     pub(super) fn run(self: &Arc<Self>) {
         let mut events = [EpollEvent::empty()];
         while !self.stopping.load(Ordering::Acquire) {
-            match self.epoll.wait(&mut events, EpollTimeout::NONE) {
-                Ok(_) | Err(Errno::EINTR) => {}
+            let wait = if self.look_outside() { LOOK.into() } else { EpollTimeout::NONE };
+            match self.epoll.wait(&mut events, wait) {
+                Ok(0) | Err(Errno::EINTR) => continue,
+                Ok(_) => {}
                 Err(e) => {
                     tracing::error!("the descriptor service ends: {e}");
                     return;
                 }
             }
             match events[0].data() {
-                STOP => return,
+                STOP if self.stopping.load(Ordering::Acquire) => return,
+                STOP => {
+                    let _ = self.stop.read();
+                    // The end may have been said in the same word.
+                    if self.stopping.load(Ordering::Acquire) {
+                        let _ = self.stop.write(1);
+                    }
+                }
                 LISTENER => self.accept(),
                 token => {
                     let client = self.clients().all.get(&token).cloned();
@@ -149,7 +164,8 @@ impl Server {
         };
         let me = nix::unistd::geteuid().as_raw();
         let uid = getsockopt(&socket, PeerCredentials).map(|c| c.uid());
-        if self.access == Access::Own && !uid.is_ok_and(|uid| uid == me || uid == 0) {
+        let trusted = uid.is_ok_and(|uid| uid == me || uid == 0);
+        if self.access == Access::Own && !trusted {
             let why = "this mount is another user's, and was made without --allow-other";
             return refused(&Refusal::new(Errno::EACCES, why));
         }
@@ -161,7 +177,7 @@ impl Server {
         }
         let token = clients.next;
         clients.next += 1;
-        let client = Arc::new(Connection::new(token, socket));
+        let client = Arc::new(Connection::new(token, socket, trusted));
         let none = EpollEvent::new(EpollFlags::EPOLLONESHOT, token);
         if let Err(e) = self.epoll.add(&client.socket, none) {
             tracing::warn!("a client cannot be watched: {e}");
@@ -176,7 +192,6 @@ impl Server {
     /// What a client is told of the service.
     pub(super) fn hello(&self) -> serde_json::Value {
         let mut about = self.exporter.about();
-        about["kinds"] = json!(["memfd"]);
         about["pid"] = std::process::id().into();
         about["limits"] = json!({
             "in_flight": self.limits.in_flight,
@@ -193,6 +208,33 @@ impl Server {
         let mut event = EpollEvent::new(what, client.token);
         // Fails only if the client was forgotten.
         self.epoll.modify(&client.socket, &mut event).is_ok()
+    }
+
+    /// These are no client's any more. What others still have stays in memory, and counts, until they
+    /// have let go: the kernel tells nobody of it, so that it is asked now and then.
+    pub(super) fn let_go(&self, exported: impl Iterator<Item = Exported>) {
+        let held: Vec<Exported> = exported.filter(Exported::is_held).collect();
+        if !held.is_empty() {
+            self.outside().extend(held);
+            // Another thread may wait without an end.
+            let _ = self.stop.write(1);
+        }
+    }
+
+    fn outside(&self) -> MutexGuard<'_, Vec<Exported>> {
+        self.outside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Frees what was let go outside; whether something is left.
+    fn look_outside(&self) -> bool {
+        let mut outside = self.outside();
+        let (held, free) = std::mem::take(&mut *outside).into_iter().partition(Exported::is_held);
+        *outside = held;
+        let left = !outside.is_empty();
+        drop(outside);
+        let free: Vec<Exported> = free;
+        drop(free);
+        left
     }
 
     /// Leases came back.
