@@ -45,13 +45,14 @@ def make(folder: Path, codec: str, quick: bool) -> None:
                 column = pa.ListArray.from_arrays(offsets, tokens)
                 ids = pa.array(np.arange(documents))
                 writer.write_table(pa.table([ids, column], schema), row_group_size=documents)
-    command = [sys.executable, "-m", "harness.token_peers", "to mds", folder, "1", "1"]
+    command = [sys.executable, "-m", "harness.token_peers", "to mds", folder, "1", "1", "1"]
     subprocess.run([str(part) for part in command], check=True)
-    (folder / "done").write_text("")
+    (folder / "done").write_text(str(files * groups * documents))
 
 
 def peer(who: str, folder: Path) -> dict[str, Any]:
-    command = ["-m", "harness.token_peers", who, str(folder), str(LANES), str(SEQ_LEN)]
+    documents = (folder / "done").read_text()
+    command = ["-m", "harness.token_peers", who, str(folder), str(LANES), str(SEQ_LEN), documents]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf-home")}
     child = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, env=env)
     quiet.ours.add(child.pid)

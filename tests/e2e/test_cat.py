@@ -136,7 +136,7 @@ def test_tokens(box):
     names = [f"tokens/{name}" for name in names] + [
         "index/0",
         "index/5.txt",
-        "view/lanes=2,seq_len=16,window=2/tokens/batch/1"
+        "view/lanes=2,seq_len=16,window=2/tokens/batch/1",
     ]
     with box.mount(box.path / "text", spec=spec) as m:
         for name in names:
