@@ -128,6 +128,48 @@ pub enum SpecError {
         /// Tokens of the data.
         tokens: u64,
     },
+    /// An item of a mixture is not `name=weight`.
+    #[error(
+        "{item:?} is not NAME=WEIGHT; a mixture reads like web=0.7,code=0.3, with names of letters, digits, '.', '_' and '-'"
+    )]
+    NotNameWeight {
+        /// The item as given.
+        item: String,
+    },
+    /// A weight that is none.
+    #[error(
+        "{name}={value:?} is no weight; a weight is a decimal above 0, such as 0.7 or 3, with up to 9 digits on either side of the point"
+    )]
+    BadWeight {
+        /// The source.
+        name: String,
+        /// The weight as given.
+        value: String,
+    },
+    /// A source named twice.
+    #[error("the source {name} is given twice")]
+    DuplicateSource {
+        /// The source.
+        name: String,
+    },
+    /// A weight that comes to no row.
+    #[error(
+        "the weight of {name} is too small beside the others: it comes to no row in a block of {block}; give it more, or leave it out"
+    )]
+    WeightTooSmall {
+        /// The source.
+        name: String,
+        /// Rows of a block.
+        block: u64,
+    },
+    /// What does not fit one source of a mixture.
+    #[error("source {name}: {why}")]
+    Source {
+        /// The source.
+        name: String,
+        /// What is wrong.
+        why: Box<SpecError>,
+    },
     /// More row groups or tokens than can be counted.
     #[error("the data has more than {what}; split it into several datasets")]
     TooMuchData {

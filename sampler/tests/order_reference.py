@@ -7,7 +7,9 @@ without arguments it takes golden/*.txt beside this file and docs/order.md.
 
 import struct
 import sys
-from math import isqrt
+from bisect import bisect_right
+from itertools import accumulate
+from math import gcd, isqrt
 from pathlib import Path
 
 M32 = 0xFFFFFFFF
@@ -211,7 +213,50 @@ class Run:
         return "; ".join(self.row(step, lane, windows) for lane in lanes)
 
 
+def mixed(mix, text, step):
+    """The rows of a step of a mixture: source, the source's own step and its lane there."""
+    spec = {"seed": "0", "rank": "0", "world": "1"}
+    spec.update(item.split("=") for item in text.split(","))
+    lanes, seed, rank, world = (int(spec[key]) for key in ("lanes", "seed", "rank", "world"))
+    weights = {}
+    for item in mix.split(","):
+        name, weight = item.split("=")
+        whole, _, part = weight.partition(".")
+        weights[name] = int(whole) * 10**9 + int(part.ljust(9, "0"))
+    names = sorted(weights, key=str.encode)
+    divisor = gcd(*weights.values())
+    values = [weights[name] // divisor for name in names]
+    total = sum(values)
+    size = min(total, 65536)
+    shares = [size * value // total for value in values]
+    largest = sorted(range(len(names)), key=lambda k: (-(size * values[k] % total), k))
+    for k in largest[: size - sum(shares)]:
+        shares[k] += 1
+
+    ends = list(accumulate(shares))
+    blocks = {}
+
+    def sources(block):
+        """The source of each place of a block."""
+        if block not in blocks:
+            high, low = divmod(block, 2**64)
+            key = Words(seed, "order-1 mix", high).draw_word(0, 2)
+            blocks[block] = [bisect_right(ends, x) for x in permuted(key, low, size, range(size))]
+        return blocks[block]
+
+    rows = []
+    share = lanes // world
+    for j in range(rank * share, (rank + 1) * share):
+        block, place = divmod(step * lanes + j, size)
+        k = sources(block)[place]
+        number = block * shares[k] + sources(block)[:place].count(k)
+        rows.append(f"{names[k]}:{number // lanes}:{number % lanes}")
+    return " ".join(rows)
+
+
 def agrees(spec, data, step, expected):
+    if spec.startswith("mix:"):
+        return mixed(spec[4:], data, step) == expected
     if spec.startswith("lanes="):
         return Run(spec, lengths(data)).rows(step) == expected
     return ids(spec, int(data), step) == [int(i) for i in expected.split()]
@@ -220,7 +265,7 @@ def agrees(spec, data, step, expected):
 def check(path):
     count = 0
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.startswith(("mode=", "lanes=")) or line.count(" | ") != 3:
+        if not line.startswith(("mode=", "lanes=", "mix:")) or line.count(" | ") != 3:
             continue
         spec, data, step, expected = line.split(" | ")
         if not agrees(spec, data, int(step), expected):

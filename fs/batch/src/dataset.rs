@@ -86,6 +86,14 @@ impl Dataset {
         &self.origin
     }
 
+    /// The files and folders that it is made of, or addresses: more than one if it is a mixture.
+    pub fn places(&self) -> Vec<PathBuf> {
+        match &self.tokens {
+            Some(tokens) => tokens.origins().iter().map(PathBuf::from).collect(),
+            None => vec![self.origin.clone()],
+        }
+    }
+
     /// The streams, in the order of their numbers.
     pub fn streams(&self) -> &[NamedStream] {
         &self.streams

@@ -110,6 +110,7 @@ impl View {
                 "spec": self.spec().to_string(),
                 "step": key.number,
                 "epoch": lanes.epoch_of(key.number),
+                "mix": self.mixed(key.number),
                 "piece": ["document", "offset", "length"],
             })
         );
@@ -121,6 +122,17 @@ impl View {
         let lines: Vec<String> = from.rows.windows(2).map(line).collect();
         text.truncate(text.trim_end_matches(['\n', '}']).len());
         Ok(format!("{text},\n  \"pieces\": [\n{}\n  ]\n}}\n", lines.join(",\n")))
+    }
+
+    /// What is told of a step of a mixture: the mix, and which source each row is of.
+    fn mixed(&self, step: u64) -> Value {
+        let Some(rows) = self.rows() else { return Value::Null };
+        let (Some(mix), Some(from)) = (rows.tokens().mix(), rows.mixed(step)) else {
+            return Value::Null;
+        };
+        let names: Vec<&str> = mix.names().collect();
+        let sources: Vec<&str> = from.iter().map(|row| names[row.source]).collect();
+        json!({ "weights": mix.to_string(), "sources": sources })
     }
 }
 

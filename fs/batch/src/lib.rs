@@ -34,5 +34,5 @@ pub use metrics::Metrics;
 pub use order::ViewSpec;
 pub use tokens::{Provenance, StateError, StepPart, TokenFigures, TokenRows, TokenState, Tokens};
 
-pub use batchfs_sampler::lanes::LaneSpec;
+pub use batchfs_sampler::lanes::{LaneSpec, Mix, SourceRow};
 pub use batchfs_sampler::{Spec, SpecError};

@@ -2,87 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod memory;
+
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::sync::Arc;
 
 use batchfs_batch::{Dataset, Error, LaneSpec, StateError, TokenRows, TokenState, Tokens, View};
-use batchfs_store::{
-    DType, Error as Store, GroupCounts, GroupPlace, Result, TokenGroup, TokenSource,
-};
+use batchfs_store::TokenSource as _;
+use memory::Memory;
 use proptest::prelude::*;
-
-/// Token number i of the dataset is i.
-struct Memory {
-    groups: Vec<Vec<u32>>,
-    counts: Vec<GroupCounts>,
-    reads: AtomicU64,
-    broken: Mutex<HashSet<usize>>,
-}
-
-impl Memory {
-    fn new(groups: Vec<Vec<u32>>) -> Arc<Memory> {
-        let counts = groups
-            .iter()
-            .map(|group| GroupCounts {
-                tokens: group.iter().map(|&n| u64::from(n)).sum(),
-                documents: group.len() as u64,
-            })
-            .collect();
-        Arc::new(Memory { groups, counts, reads: AtomicU64::new(0), broken: Mutex::default() })
-    }
-
-    fn first(&self, group: usize) -> u64 {
-        self.counts[..group].iter().map(|count| count.tokens).sum()
-    }
-}
-
-impl TokenSource for Memory {
-    fn origin(&self) -> &str {
-        "memory"
-    }
-
-    fn dtype(&self) -> DType {
-        DType::Int32
-    }
-
-    fn groups(&self) -> &[GroupCounts] {
-        &self.counts
-    }
-
-    fn place(&self, group: usize) -> GroupPlace {
-        GroupPlace { file: "memory".to_owned(), group: group as u64, bytes: 0..1 }
-    }
-
-    fn read(&self, group: usize) -> Result<TokenGroup> {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        if self.broken.lock().unwrap().contains(&group) {
-            let why = "is broken".to_owned();
-            return Err(Store::RowGroup {
-                file: "memory".into(),
-                group: group as u64,
-                row: None,
-                why,
-            });
-        }
-        let first = self.first(group) as i32;
-        let tokens = (first..first + self.counts[group].tokens as i32).collect();
-        Ok(TokenGroup { tokens, lengths: self.groups[group].clone() })
-    }
-
-    fn fingerprint(&self) -> u128 {
-        7
-    }
-
-    fn modified(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH
-    }
-
-    fn received_bytes(&self) -> u64 {
-        0
-    }
-}
 
 fn spec(text: &str) -> LaneSpec {
     text.parse().unwrap()

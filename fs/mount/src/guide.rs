@@ -96,13 +96,19 @@ fn token_readme(view: &View, rows: &TokenRows) -> String {
     let spec = rows.lanes().spec();
     let (count, steps, len) = (rows.rows(), rows.steps_per_epoch(), spec.seq_len);
     let (dtype, total) = (rows.dtype(), rows.lanes().epoch_tokens());
+    let mix = rows.tokens().mix().map_or(String::new(), |mix| {
+        let (block, shares) = mix.shares();
+        let shares: Vec<String> =
+            mix.names().zip(shares).map(|(name, share)| format!("{share} of {name}")).collect();
+        format!("\n  mix      of each {block} rows in order {}", shares.join(", "))
+    });
     format!(
         "\
 This folder is a dataset of tokens, mounted by batchfs. Every training batch is a file.
 
   source   {source}
   tokens   {total} in {documents} documents, column of Parquet files
-  spec     {spec}
+  spec     {spec}{mix}
   batch    {dtype} ({count}, {len}): full rows, no token dropped, none padded
   epoch    {steps} steps
 
@@ -144,6 +150,7 @@ pub(crate) fn config(tree: &Tree) -> String {
         Some(Delivery::Cached { why }) => ("cached", Some(why.as_str())),
         None => ("none", Some("not mounted")),
     };
+    let tokens = view.dataset().tokens();
     // What only a mount has.
     let mounted = tree.delivery.get().is_some();
     let out = json!({
@@ -154,6 +161,8 @@ pub(crate) fn config(tree: &Tree) -> String {
         "streams": streams,
         "records": view.dataset().len(),
         "spec": view.spec().to_string(),
+        "mix": tokens.and_then(|tokens| tokens.mix()).map(|mix| mix.to_string()),
+        "sources": tokens.filter(|tokens| tokens.mix().is_some()).map(|tokens| tokens.origins()),
         "local_batch": view.local_batch(),
         "steps_per_cycle": view.steps_per_cycle(),
         "epoch_tokens": view.rows().map(|rows| rows.lanes().epoch_tokens()),

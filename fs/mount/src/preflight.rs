@@ -195,7 +195,7 @@ fn unfit(full: &Path) -> Option<String> {
 }
 
 /// Checks that `dir` can be mounted on, and returns its canonical path.
-pub(crate) fn target(dir: &Path, source: &Path, nonempty: bool) -> Result<PathBuf, Refusal> {
+pub(crate) fn target(dir: &Path, sources: &[PathBuf], nonempty: bool) -> Result<PathBuf, Refusal> {
     let shown = dir.display();
     let meta = match fs::metadata(dir) {
         Ok(meta) => meta,
@@ -233,9 +233,9 @@ pub(crate) fn target(dir: &Path, source: &Path, nonempty: bool) -> Result<PathBu
             "{shown}: {why}; choose a folder of your own, such as /mnt/ds or one in your home"
         ));
     }
-    if let Ok(source) = fs::canonicalize(source)
-        && (full.starts_with(&source) || source.starts_with(&full))
-    {
+    let clash = |source: &PathBuf| full.starts_with(source) || source.starts_with(&full);
+    let sources = sources.iter().filter_map(|source| fs::canonicalize(source).ok());
+    if let Some(source) = sources.into_iter().find(clash) {
         return refuse(format!(
             "{shown}: the mount and its source {} may not lie inside one another; choose a folder elsewhere",
             source.display()

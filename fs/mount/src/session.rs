@@ -134,7 +134,7 @@ pub enum Ended {
 pub fn prepare(view: Arc<View>, dir: &Path, options: &Options) -> Result<Prepared, MountError> {
     preflight::rights(options.allow_other)?;
     let source = view.dataset().origin().to_owned();
-    let dir = preflight::target(dir, &source, options.nonempty)?;
+    let dir = preflight::target(dir, &view.dataset().places(), options.nonempty)?;
     fits(&view, options.memory)?;
     let arena = Arena::new(&ArenaConfig { limit: options.memory, backing: None })
         .map_err(MountError::Start)?;

@@ -26,10 +26,12 @@
 //! ```
 
 mod epoch;
+mod mix;
 mod pieces;
 mod spec;
 
 pub use epoch::{Epoch, Stretch, Window};
+pub use mix::{Mix, MixedStep, Mixture, SourceRow};
 pub use pieces::{Segment, WindowPieces};
 pub use spec::LaneSpec;
 

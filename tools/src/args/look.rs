@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use batchfs_sampler::Spec;
 use clap::Args as ClapArgs;
 
+use super::Types;
 use super::tokens::{AnySpec, TokenArgs, any_spec};
-use super::{Types, spec};
 
 /// Show what a store, a zrecord container, a .npy file or a folder of these holds.
 #[derive(Debug, ClapArgs)]
@@ -41,22 +40,23 @@ pub struct Verify {
 }
 
 /// Print the record ids of a step, one per line.
+///
+/// Of tokens these are the pieces of documents that the rows are made of, a line each: row, document,
+/// its place in it and length in tokens; of a mixture with the name of the source in front.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
   batchfs ids train --spec batch=256,seed=42 --step 17
-  batchfs ids train --spec batch=256,rank=3,world=8 --step 0")]
+  batchfs ids train --spec batch=256,rank=3,world=8 --step 0
+  batchfs ids fineweb --spec lanes=16,seq_len=512 --step 17")]
 pub struct Ids {
-    /// A store, a zrecord container, a .npy file, or a folder of these
+    /// What can be mounted: a store, a zrecord container, a .npy file, a folder of these, or Parquet
     pub source: PathBuf,
-    /// The order, see `batchfs mount --help`
-    #[arg(long, default_value = "batch=256", value_parser = spec)]
-    pub spec: Spec,
+    #[command(flatten)]
+    pub order: Order,
     /// The step, from 0 to 18446744073709551615
     #[arg(long)]
     pub step: u64,
-    #[command(flatten)]
-    pub types: Types,
 }
 
 /// List a folder of the mount that a dataset would be, without mounting it.

@@ -8,7 +8,6 @@ mod tokens;
 
 use std::path::Path;
 
-use batchfs_sampler::Spec;
 use batchfs_source::{DTypes, Said};
 use batchfs_store::{Codec, DType};
 use clap::{Args as ClapArgs, Parser, Subcommand};
@@ -80,8 +79,4 @@ impl Types {
 
 fn codec(text: &str) -> Result<Codec, String> {
     text.parse().map_err(|e: batchfs_store::UnknownCodec| e.to_string())
-}
-
-fn spec(text: &str) -> Result<Spec, String> {
-    text.parse().map_err(|e: batchfs_sampler::SpecError| e.to_string())
 }

@@ -32,6 +32,7 @@ Examples:
   batchfs mount images.npy /mnt/ds --spec mode=sequential,batch=32 -f
   python3 -c 'import numpy as np; print(np.load(\"/mnt/ds/images/batch/0.npy\", mmap_mode=\"r\").shape)'
   batchfs mount fineweb /mnt/ds --spec lanes=16,window=64,seq_len=512,seed=0
+  batchfs mount web=fineweb,code=s3://bucket/stack /mnt/ds --mix web=0.7,code=0.3 --spec lanes=16
   batchfs umount /mnt/ds";
 
 /// Mount a dataset on a folder; the batches of all steps are files there.
@@ -42,7 +43,8 @@ Examples:
 #[command(after_help = SPEC)]
 pub struct Mount {
     /// A store, a zrecord container, a .npy file, or a folder of these (aligned streams); or Parquet
-    /// with a column of tokens: a file, a folder, or an address such as s3://bucket/prefix
+    /// with a column of tokens: a file, a folder, or an address such as s3://bucket/prefix; with
+    /// --mix several of these as NAME=PLACE, joined by commas
     pub source: PathBuf,
     /// The empty folder to mount on
     pub dir: PathBuf,

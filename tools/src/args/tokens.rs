@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use batchfs_sampler::Spec;
-use batchfs_sampler::lanes::LaneSpec;
+use batchfs_sampler::lanes::{LaneSpec, Mix};
 use bytesize::ByteSize;
 use clap::Args as ClapArgs;
 
@@ -51,6 +51,21 @@ pub struct TokenArgs {
     /// the environment. Secrets belong there, since others can see a command line
     #[arg(long, value_name = "KEY=VALUE", value_parser = storage_option)]
     pub storage_option: Vec<(String, String)>,
+    /// Mix several sources of tokens by these weights, such as web=0.7,code=0.3. SRC then says where
+    /// each is: web=s3://bucket/web,code=/data/code
+    #[arg(long, value_name = "NAME=WEIGHT,…", value_delimiter = ',')]
+    pub mix: Vec<String>,
+}
+
+impl TokenArgs {
+    /// The mixture, if there is one.
+    pub fn mix(&self) -> anyhow::Result<Option<Mix>> {
+        if self.mix.is_empty() {
+            return Ok(None);
+        }
+        let text = self.mix.join(",");
+        text.parse().map(Some).map_err(|e| anyhow::anyhow!("--mix {text}: {e}"))
+    }
 }
 
 /// Show what Parquet files hold: row groups, tokens, documents.
@@ -61,7 +76,8 @@ pub struct TokenArgs {
 #[command(after_help = "\
 Examples:
   batchfs index fineweb
-  batchfs index fineweb --column tokens --spec lanes=16,seq_len=512    and where epochs begin")]
+  batchfs index fineweb --column tokens --spec lanes=16,seq_len=512    and where epochs begin
+  batchfs index web=fineweb,code=s3://bucket/stack --mix web=0.7,code=0.3")]
 pub struct Index {
     /// A Parquet file, a folder of them, or an address such as s3://bucket/prefix
     pub source: PathBuf,

@@ -8,6 +8,7 @@ pub mod info;
 pub mod ls;
 pub mod man;
 pub mod mount;
+pub mod plan;
 pub mod tokens;
 pub mod train_dict;
 pub mod umount;
@@ -42,6 +43,10 @@ pub fn view(
     verify: Verify,
     threads: usize,
 ) -> anyhow::Result<View> {
+    if let Some(mix) = args.mix()? {
+        let (data, spec) = tokens::mixture(source, &mix, args, spec, threads)?;
+        return View::new(0, "", data, spec).map_err(|e| about(source, e));
+    }
     // The daemon changes its folder. Links stay: a stream's name is the one that was given.
     let address = source.to_str().is_some_and(|source| source.contains("://"));
     let source = if address { source.to_owned() } else { std::path::absolute(source)? };

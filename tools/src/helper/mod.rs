@@ -74,6 +74,7 @@ Options of the mount:
   column=NAME           the column of tokens in Parquet files
   budget=SIZE           bytes that decoded row groups of Parquet may take
   storage_option=K=V    how to reach object storage; secrets belong into the environment
+  mix=NAME=WEIGHT       the share of one of several sources of tokens; once for each
   log=FILE              where the daemon writes its log
   allow_other           let other users read, too
   nonempty              mount over a folder that is not empty

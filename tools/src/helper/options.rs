@@ -10,7 +10,7 @@ const SPEC: [&str; 10] =
 const VALUES: [&str; 6] = ["memory", "threads", "verify", "log", "column", "budget"];
 
 /// Those that may be given more than once.
-const MANY: [&str; 2] = ["dtype", "storage_option"];
+const MANY: [&str; 3] = ["dtype", "storage_option", "mix"];
 
 /// Options of `batchfs mount` without a value.
 const FLAGS: [&str; 3] = ["cached", "allow_other", "nonempty"];

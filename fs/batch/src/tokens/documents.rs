@@ -28,7 +28,7 @@ impl Documents {
                 return Err(Error::NoSuchRecord { path: self.origin.clone(), record, len });
             }
             let (group, place) = self.tokens.find(record);
-            let pinned = self.tokens.groups().pin(&[group])?;
+            let pinned = self.tokens.groups().pin(&[group], &[])?;
             let found = pinned.get(group).and_then(|group| {
                 let from = group.lengths.get(..place)?.iter().map(|&n| n as usize).sum::<usize>();
                 group.tokens.get(from..from + *group.lengths.get(place)? as usize)

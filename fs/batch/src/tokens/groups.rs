@@ -120,15 +120,17 @@ impl Groups {
     }
 
     /// Pins the row groups `wanted`, which fit into the budget together, and waits until they are
-    /// decoded. They are what reading ahead does not displace from now on.
+    /// decoded. They, and those that are wanted `soon`, are what reading ahead does not displace from
+    /// now on.
     ///
     /// # Errors
     /// The first of them that could not be read.
-    pub(crate) fn pin(&self, wanted: &[usize]) -> Result<Pinned, Error> {
+    pub(crate) fn pin(&self, wanted: &[usize], soon: &[usize]) -> Result<Pinned, Error> {
         let wanted: HashSet<usize> = wanted.iter().copied().collect();
         let inner = &self.inner;
-        let mut state = inner.admit(&wanted);
+        let mut state = inner.admit(&wanted, soon);
         state.kept.clone_from(&wanted);
+        state.kept.extend(soon);
         inner.work.notify_all();
         let pinned = loop {
             let own = state.demand.iter().position(|group| wanted.contains(group));
@@ -266,10 +268,18 @@ impl Inner {
         self.source.groups().get(group).copied().map_or(0, GroupCounts::decoded_bytes)
     }
 
-    /// Waits until `wanted` fit beside what others have pinned, and pins them.
-    fn admit(&self, wanted: &HashSet<usize>) -> MutexGuard<'_, State> {
+    /// Waits until `wanted` fit beside what others have pinned, and pins them. What is wanted `soon`
+    /// counts as used.
+    fn admit(&self, wanted: &HashSet<usize>, soon: &[usize]) -> MutexGuard<'_, State> {
         let own: u64 = wanted.iter().map(|group| self.bytes(*group)).sum();
         let mut state = self.lock();
+        state.clock += 1;
+        let now = state.clock;
+        for group in soon {
+            if let Some(entry) = state.entries.get_mut(group) {
+                entry.last = now;
+            }
+        }
         loop {
             let ahead = std::mem::take(&mut state.ahead);
             let (now, later): (VecDeque<_>, VecDeque<_>) =

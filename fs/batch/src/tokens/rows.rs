@@ -1,30 +1,35 @@
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use batchfs_sampler::lanes::{Epoch, LaneSpec, Lanes, Window, WindowPieces};
-use batchfs_store::{DType, Error as Store, GroupCounts, TokenSource};
+use batchfs_sampler::SpecError;
+use batchfs_sampler::lanes::{LaneSpec, Lanes, Mix, Mixture, Segment, SourceRow, WindowPieces};
+use batchfs_store::{DType, Error as Store, TokenSource};
 use rayon::ThreadPool;
 
 use super::Provenance;
+use super::budget::Need;
 use super::groups::{Groups, Pinned};
+use super::joined::Joined;
+use super::windows::{Met, Windows};
 use crate::gather::share;
 use crate::{Error, Result};
 
 /// Bytes that a thread should have to copy before another one is woken.
 const PART: usize = 1 << 20;
 
-/// Windows whose pieces are kept.
-const WINDOWS: usize = 8;
-/// Epochs whose order is kept.
-const EPOCHS: usize = 3;
-
-/// A source of tokens and the memory for its decoded row groups, shared by all views of it.
+/// A source of tokens, or a mixture of several, and the memory for decoded row groups, shared by
+/// all views of it.
 pub struct Tokens {
     groups: Groups,
     counts: Arc<[u64]>,
     /// Documents before each row group.
     documents: Arc<[u64]>,
+    /// If there are several sources.
+    mix: Option<Mix>,
+    /// The first row group of each source.
+    firsts: Vec<usize>,
+    /// Path or address of each source.
+    origins: Vec<String>,
 }
 
 /// What was read and decoded so far.
@@ -55,6 +60,49 @@ impl Tokens {
         budget: Option<u64>,
         threads: usize,
     ) -> Result<Arc<Tokens>> {
+        let origins = vec![source.origin().to_owned()];
+        Tokens::with(source, None, vec![0], origins, spec, budget, threads)
+    }
+
+    /// Takes several sources, each with its name in `mix`. The rest is as for [`new`](Self::new);
+    /// the budget is one for all of them.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`Error::Dataset`] if the names are not those of the mix.
+    pub fn mixed(
+        sources: Vec<(String, Arc<dyn TokenSource>)>,
+        mix: Mix,
+        spec: LaneSpec,
+        budget: Option<u64>,
+        threads: usize,
+    ) -> Result<Arc<Tokens>> {
+        let mut named = sources;
+        let mut ordered = Vec::with_capacity(named.len());
+        for name in mix.names() {
+            let Some(at) = named.iter().position(|(known, _)| known == name) else {
+                let why = format!("{name} has a weight in the mixture, and is no source");
+                return Err(Error::Dataset(why));
+            };
+            ordered.push(named.swap_remove(at).1);
+        }
+        if let Some((name, _)) = named.first() {
+            return Err(Error::Dataset(format!("the source {name} has no weight in the mixture")));
+        }
+        let origins = ordered.iter().map(|source| source.origin().to_owned()).collect();
+        let joined = Joined::new(&mix, ordered);
+        let firsts = joined.firsts();
+        Tokens::with(Arc::new(joined), Some(mix), firsts, origins, spec, budget, threads)
+    }
+
+    fn with(
+        source: Arc<dyn TokenSource>,
+        mix: Option<Mix>,
+        firsts: Vec<usize>,
+        origins: Vec<String>,
+        spec: LaneSpec,
+        budget: Option<u64>,
+        threads: usize,
+    ) -> Result<Arc<Tokens>> {
         let counts: Arc<[u64]> = source.groups().iter().map(|group| group.tokens).collect();
         let documents = source.groups().iter().scan(0u64, |sum, group| {
             let before = *sum;
@@ -62,15 +110,36 @@ impl Tokens {
             Some(before)
         });
         let documents = documents.collect();
-        let lanes = Lanes::new(spec, counts.clone())?;
-        let (least, window) = least_budget(&*source, &lanes);
-        let limit = budget.unwrap_or(least.saturating_add(window));
-        check_budget(limit, least, &spec)?;
+        Lanes::new(spec, counts.clone())?;
+        let need = need(&*source, &firsts, &spec);
+        let limit = budget.unwrap_or(need.ample());
+        check_budget(limit, need, &spec)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
         let groups = Groups::new(source, limit, threads)
             .map_err(|e| Error::Dataset(format!("cannot start a thread: {e}")))?;
-        Ok(Arc::new(Tokens { groups, counts, documents }))
+        Ok(Arc::new(Tokens { groups, counts, documents, mix, firsts, origins }))
+    }
+
+    /// The mixture, if there are several sources.
+    pub fn mix(&self) -> Option<&Mix> {
+        self.mix.as_ref()
+    }
+
+    /// Path or address of each source, in the order of the mix.
+    pub fn origins(&self) -> &[String] {
+        &self.origins
+    }
+
+    /// The name of the source that a row group is of, if there are several.
+    pub fn source_of(&self, group: usize) -> Option<&str> {
+        let at = self.firsts.partition_point(|&first| first <= group).checked_sub(1)?;
+        self.mix.as_ref()?.names().nth(at)
+    }
+
+    /// The row groups of each source.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        parts(&self.firsts, self.counts.len())
     }
 
     /// The source.
@@ -102,60 +171,42 @@ impl Tokens {
     }
 }
 
-/// The least bytes that steps of `lanes` need in memory at a time, and those of a window.
-fn least_budget(source: &dyn TokenSource, lanes: &Lanes) -> (u64, u64) {
-    let spec = lanes.spec();
-    let count = source.groups().len();
-    let window = usize::try_from(spec.window).unwrap_or(usize::MAX).min(count);
-    let mut bytes: Vec<u64> = source.groups().iter().map(|group| group.decoded_bytes()).collect();
-    let mut tokens: Vec<u64> = lanes.group_tokens().to_vec();
-    bytes.sort_unstable_by(|a, b| b.cmp(a));
-    tokens.sort_unstable();
-    let smallest = |groups: usize| tokens[..groups].iter().sum::<u64>();
-    let step = spec.lanes.saturating_mul(spec.seq_len);
-    // A step begins in a window, ends in another, and has others whole; the last one of an epoch can
-    // be as small as its row groups.
-    let whole = step.checked_div(smallest(window)).unwrap_or(count as u64);
-    let rest = count % window;
-    let short = u64::from(rest > 0 && smallest(rest) < step);
-    let windows = whole.saturating_add(short).saturating_add(2);
-    let all: u64 = bytes.iter().sum();
-    let one: u64 = bytes[..window].iter().sum();
-    // A rank has a contiguous share of each window's tokens, whatever documents lie there, and whole
-    // row groups at both ends of it.
-    let largest = |of: fn(&GroupCounts) -> u64| {
-        let mut all: Vec<u64> = source.groups().iter().map(of).collect();
-        all.sort_unstable_by(|a, b| b.cmp(a));
-        all[..window].iter().sum::<u64>()
-    };
-    let share = match spec.world {
-        1 => one,
-        world => {
-            let own = GroupCounts {
-                tokens: largest(|group| group.tokens) / world + 1,
-                documents: largest(|group| group.documents),
-            };
-            one.min(own.decoded_bytes().saturating_add(2 * bytes[0]))
-        }
-    };
-    (all.min(share.saturating_mul(windows)), share)
+fn parts(firsts: &[usize], count: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+    let ends = firsts.iter().skip(1).copied().chain([count]);
+    firsts.iter().zip(ends).map(|(&first, end)| first..end)
 }
 
-fn check_budget(limit: u64, least: u64, spec: &LaneSpec) -> Result<()> {
-    if limit < least {
-        return Err(Error::Budget { limit, needed: least, spec: spec.to_string() });
+/// The spec of each source of a mixture: a rank can have rows of any of its lanes.
+fn whole(spec: &LaneSpec) -> LaneSpec {
+    LaneSpec { rank: 0, world: 1, ..*spec }
+}
+
+fn need(source: &dyn TokenSource, firsts: &[usize], spec: &LaneSpec) -> Need {
+    let groups = source.groups();
+    if let [_] = firsts {
+        return Need::new(groups, spec, 1);
+    }
+    // A step of a mixture has rows of one step of a source, or of two that follow each other.
+    let each = parts(firsts, groups.len()).map(|part| Need::new(&groups[part], &whole(spec), 2));
+    each.fold(Need::default(), Need::and)
+}
+
+fn check_budget(limit: u64, need: Need, spec: &LaneSpec) -> Result<()> {
+    if limit < need.least {
+        return Err(Error::Budget { limit, needed: need.least, spec: spec.to_string() });
     }
     Ok(())
 }
 
-/// The rows of a token source under a spec: any step of them, at any time.
+/// The rows of a token source, or of a mixture, under a spec: any step of them, at any time.
 pub struct TokenRows {
     tokens: Arc<Tokens>,
     lanes: Lanes,
-    epochs: Mutex<VecDeque<Arc<Epoch>>>,
-    windows: Mutex<VecDeque<Arc<WindowPieces>>>,
-    /// The window up to which was read ahead last.
-    next: Mutex<Option<(u64, u64)>>,
+    /// Where rows come from, if there are several sources.
+    mixture: Option<Mixture>,
+    sources: Vec<Windows>,
+    /// The windows that were read ahead last.
+    next: Mutex<Vec<(u64, u64)>>,
 }
 
 /// What a step has of one row group.
@@ -173,9 +224,21 @@ pub struct StepPart {
 pub(crate) struct Step<'a> {
     rows: &'a TokenRows,
     number: u64,
-    parts: Vec<(Arc<WindowPieces>, Vec<u32>)>,
+    /// Where each row comes from, if there are several sources.
+    mixed: Vec<SourceRow>,
+    /// The windows of each source, with their row groups.
+    parts: Vec<Vec<(Arc<WindowPieces>, Vec<usize>)>>,
     pinned: Pinned,
     provenance: OnceLock<Provenance>,
+}
+
+/// What a step needs, before it is read.
+struct Plan {
+    mixed: Vec<SourceRow>,
+    /// The windows of each source that the step has tokens of.
+    met: Vec<Vec<Met>>,
+    /// The window of each source that comes last, or that it will need next if it has none here.
+    last: Vec<Option<Met>>,
 }
 
 impl TokenRows {
@@ -186,18 +249,24 @@ impl TokenRows {
     /// small for it.
     pub fn new(tokens: Arc<Tokens>, spec: LaneSpec) -> Result<TokenRows> {
         let lanes = Lanes::new(spec, tokens.counts.clone())?;
-        let (least, _) = least_budget(tokens.source(), &lanes);
-        check_budget(tokens.groups.budget(), least, &spec)?;
-        Ok(TokenRows {
-            tokens,
-            lanes,
-            epochs: Mutex::default(),
-            windows: Mutex::default(),
-            next: Mutex::default(),
-        })
+        let mixture = tokens.mix.as_ref().map(|mix| Mixture::new(mix, spec));
+        let own = if mixture.is_some() { whole(&spec) } else { spec };
+        let mut sources = Vec::with_capacity(tokens.firsts.len());
+        for part in tokens.parts() {
+            let first = part.start;
+            let windows = Windows::new(own, first, tokens.counts[part].into());
+            sources.push(windows.map_err(|error| match (error, tokens.source_of(first)) {
+                (Error::Sample(why), Some(name)) => {
+                    Error::Sample(SpecError::Source { name: name.to_owned(), why: Box::new(why) })
+                }
+                (error, _) => error,
+            })?);
+        }
+        check_budget(tokens.groups.budget(), need(tokens.source(), &tokens.firsts, &spec), &spec)?;
+        Ok(TokenRows { tokens, lanes, mixture, sources, next: Mutex::default() })
     }
 
-    /// The order.
+    /// The spec, and where epochs begin. Of a mixture these have the tokens of all sources.
     pub fn lanes(&self) -> &Lanes {
         &self.lanes
     }
@@ -225,17 +294,19 @@ impl TokenRows {
     /// The row groups that a step of this rank reads, without reading them.
     pub fn parts(&self, step: u64) -> Vec<StepPart> {
         let mut parts = Vec::new();
-        for (epoch, window) in self.met(step) {
-            let groups = epoch.groups(&window);
-            for place in epoch.needed(&window) {
-                let group = groups[place] as usize;
-                // Row groups without tokens are never read.
-                if self.lanes.group_tokens()[group] > 0 {
-                    parts.push(StepPart { epoch: window.epoch, window: window.index, group });
-                }
+        for (source, met) in self.sources.iter().zip(self.plan(step).met) {
+            for met in met {
+                let (epoch, window) = (met.1.epoch, met.1.index);
+                let groups = source.needed(&met).into_iter();
+                parts.extend(groups.map(|group| StepPart { epoch, window, group }));
             }
         }
         parts
+    }
+
+    /// Where each row of this rank in a step comes from; `None` if there is one source.
+    pub fn mixed(&self, step: u64) -> Option<Vec<SourceRow>> {
+        self.mixture.as_ref().map(|mixture| mixture.rows(step))
     }
 
     /// Writes the tokens of a step, row after row, to `out`, as little-endian bytes.
@@ -266,88 +337,84 @@ impl TokenRows {
 
     /// Gets the row groups of a step into memory, and begins with those of the next window.
     pub(crate) fn step(&self, number: u64) -> Result<Step<'_>, Store> {
-        let met = self.met(number);
-        let mut wanted = Vec::new();
-        for (epoch, window) in &met {
-            wanted.extend(self.needed(epoch, window));
-        }
-        let pinned = self.tokens.groups.pin(&wanted)?;
-        let parts = met
-            .iter()
-            .map(|(epoch, window)| {
-                let pieces = self.pieces(epoch, *window, &pinned);
-                (pieces, epoch.groups(window).to_vec())
-            })
-            .collect();
-        if let Some((epoch, window)) = met.last() {
-            self.read_ahead(epoch, window);
-        }
-        Ok(Step { rows: self, number, parts, pinned, provenance: OnceLock::new() })
-    }
-
-    fn met(&self, step: u64) -> Vec<(Arc<Epoch>, Window)> {
-        let mut met = Vec::new();
-        for number in self.lanes.epochs_met(step) {
-            let epoch = self.epoch(number);
-            met.extend(self.lanes.windows(step, &epoch).map(|window| (epoch.clone(), window)));
-        }
-        met
-    }
-
-    /// The row groups that this rank needs of a window.
-    fn needed(&self, epoch: &Epoch, window: &Window) -> Vec<usize> {
-        let groups = epoch.groups(window);
-        let needed = epoch.needed(window).map(|place| groups[place] as usize);
-        needed.filter(|&group| self.lanes.group_tokens()[group] > 0).collect()
-    }
-
-    fn epoch(&self, number: u64) -> Arc<Epoch> {
-        let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(epoch) = epochs.iter().find(|epoch| epoch.number() == number) {
-            return epoch.clone();
-        }
-        let epoch = Arc::new(self.lanes.epoch(number));
-        epochs.push_back(epoch.clone());
-        if epochs.len() > EPOCHS {
-            epochs.pop_front();
-        }
-        epoch
-    }
-
-    fn pieces(&self, epoch: &Epoch, window: Window, pinned: &Pinned) -> Arc<WindowPieces> {
-        // Under the lock, so that threads that fill neighbouring steps do not all cut it.
-        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pieces) = windows.iter().find(|pieces| *pieces.window() == window) {
-            return pieces.clone();
-        }
-        let groups = epoch.groups(&window);
-        let lengths = |place: usize| {
-            pinned.get(groups[place] as usize).map_or(&[][..], |group| &group.lengths)
+        let Plan { mixed, met, last } = self.plan(number);
+        let own = || self.sources.iter().zip(&met);
+        let wanted = |(source, met): (&Windows, &Vec<Met>)| {
+            met.iter().flat_map(|met| source.needed(met)).collect::<Vec<_>>()
         };
-        let pieces = Arc::new(WindowPieces::new(&self.lanes, epoch, window, lengths));
-        windows.push_back(pieces.clone());
-        if windows.len() > WINDOWS {
-            windows.pop_front();
-        }
-        pieces
+        let wanted: Vec<usize> = own().flat_map(wanted).collect();
+        // What a source needs soon, though this step has nothing of it.
+        let soon: Vec<usize> = self
+            .sources
+            .iter()
+            .zip(&met)
+            .zip(&last)
+            .filter(|((_, met), _)| met.is_empty())
+            .filter_map(|((source, _), last)| Some(source.needed(last.as_ref()?)))
+            .flatten()
+            .collect();
+        let pinned = self.tokens.groups.pin(&wanted, &soon)?;
+        let parts = own().map(|(source, met)| {
+            let part = |met| (source.pieces(met, &pinned), source.groups(met));
+            met.iter().map(part).collect()
+        });
+        let parts = parts.collect();
+        self.read_ahead(&soon, &last);
+        Ok(Step { rows: self, number, mixed, parts, pinned, provenance: OnceLock::new() })
     }
 
-    /// Begins to decode the window after this one.
-    fn read_ahead(&self, epoch: &Arc<Epoch>, window: &Window) {
-        let mut index = window.index + 1;
-        let mut epoch = epoch.clone();
-        if index >= self.lanes.windows_per_epoch() {
-            let Some(number) = epoch.number().checked_add(1) else { return };
-            (epoch, index) = (self.epoch(number), 0);
+    fn plan(&self, step: u64) -> Plan {
+        let Some(mixture) = &self.mixture else {
+            let met: Vec<Met> =
+                self.sources.iter().flat_map(|source| source.met(step..=step)).collect();
+            let last = vec![met.last().cloned()];
+            return Plan { mixed: Vec::new(), met: vec![met], last };
+        };
+        let all = mixture.step(step);
+        let (mut met, mut last) = (Vec::new(), Vec::new());
+        for (at, source) in self.sources.iter().enumerate() {
+            // Rows of a source are in order.
+            let mut own = all.rows.iter().filter(|row| row.source == at).map(|row| row.step);
+            let found = match (own.next(), own.next_back()) {
+                (Some(first), end) => source.met(first..=end.unwrap_or(first)),
+                _ => Vec::new(),
+            };
+            let next = || source.met(all.next[at].step..=all.next[at].step).into_iter().next();
+            last.push(found.last().cloned().or_else(next));
+            met.push(found);
         }
-        let place = Some((epoch.number(), index));
+        Plan { mixed: all.rows, met, last }
+    }
+
+    /// Begins to decode what is needed `soon`, and the windows after these.
+    fn read_ahead(&self, soon: &[usize], last: &[Option<Met>]) {
+        let after = self.sources.iter().zip(last).map(|(source, last)| {
+            let next = source.after(last.as_ref()?)?;
+            Some((source, next))
+        });
+        let after: Vec<_> = after.flatten().collect();
+        let place = |(_, met): &(&Windows, Met)| (met.1.epoch, met.1.index);
+        let places: Vec<(u64, u64)> = after.iter().map(place).collect();
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        if *next == place {
+        if *next == places {
             return;
         }
-        let Some(window) = epoch.window(index) else { return };
+        let mut wanted = soon.to_vec();
+        wanted.extend(after.iter().flat_map(|(source, met)| source.needed(met)));
         // Where there is not room for all of it yet, the next step tries again.
-        *next = place.filter(|_| self.tokens.groups.ahead(&self.needed(&epoch, &window)));
+        *next = if self.tokens.groups.ahead(&wanted) { places } else { Vec::new() };
+    }
+}
+
+impl Step<'_> {
+    /// The row group and the tokens in it of each piece of a row, in order.
+    fn segments(&self, row: u64) -> impl Iterator<Item = (usize, Segment)> + '_ {
+        let alone = SourceRow { source: 0, step: self.number, lane: row };
+        let from = self.mixed.get(row as usize).copied().unwrap_or(alone);
+        self.parts[from.source].iter().flat_map(move |(pieces, groups)| {
+            let segments = pieces.row(from.step, from.lane);
+            segments.map(move |segment| (groups[segment.place], segment))
+        })
     }
 }
 
@@ -355,21 +422,18 @@ impl Step<'_> {
     /// Writes some rows of the rank to `out`.
     pub(crate) fn fill(&self, rows: Range<u64>, mut out: &mut [u8]) -> Result<(), Store> {
         for row in rows {
-            for (pieces, groups) in &self.parts {
-                for segment in pieces.row(self.number, row) {
-                    let group = groups[segment.place] as usize;
-                    let from = segment.begin as usize;
-                    let tokens = self
-                        .pinned
-                        .get(group)
-                        .and_then(|g| g.tokens.get(from..from + segment.len as usize));
-                    let split = out.split_at_mut_checked(4 * segment.len as usize);
-                    let (Some(tokens), Some((now, later))) = (tokens, split) else {
-                        return Err(self.inconsistent());
-                    };
-                    now.copy_from_slice(bytemuck::cast_slice(tokens));
-                    out = later;
-                }
+            for (group, segment) in self.segments(row) {
+                let from = segment.begin as usize;
+                let tokens = self
+                    .pinned
+                    .get(group)
+                    .and_then(|g| g.tokens.get(from..from + segment.len as usize));
+                let split = out.split_at_mut_checked(4 * segment.len as usize);
+                let (Some(tokens), Some((now, later))) = (tokens, split) else {
+                    return Err(self.inconsistent());
+                };
+                now.copy_from_slice(bytemuck::cast_slice(tokens));
+                out = later;
             }
         }
         if out.is_empty() { Ok(()) } else { Err(self.inconsistent()) }
@@ -378,12 +442,9 @@ impl Step<'_> {
     /// Calls `each` with row, document of the dataset, place in it and length of every piece, in order.
     pub(super) fn each_piece(&self, mut each: impl FnMut(u64, u64, u64, u64)) {
         for row in 0..self.rows.rows() {
-            for (pieces, groups) in &self.parts {
-                for segment in pieces.row(self.number, row) {
-                    let group = groups[segment.place] as usize;
-                    let document = self.rows.tokens.documents[group] + segment.document;
-                    each(row, document, segment.offset, segment.len);
-                }
+            for (group, segment) in self.segments(row) {
+                let document = self.rows.tokens.documents[group] + segment.document;
+                each(row, document, segment.offset, segment.len);
             }
         }
     }

@@ -1,0 +1,111 @@
+//! The windows of one source: their order, and their pieces once the documents are known.
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use batchfs_sampler::lanes::{Epoch, LaneSpec, Lanes, Window, WindowPieces};
+
+use super::groups::Pinned;
+use crate::{Error, Result};
+
+/// Windows whose pieces are kept.
+const WINDOWS: usize = 8;
+/// Epochs whose order is kept.
+const EPOCHS: usize = 3;
+
+/// A source under a spec, or one of those of a mixture.
+pub(super) struct Windows {
+    /// Its first row group in the dataset.
+    first: usize,
+    lanes: Lanes,
+    epochs: Mutex<VecDeque<Arc<Epoch>>>,
+    pieces: Mutex<VecDeque<Arc<WindowPieces>>>,
+}
+
+/// A window, and the epoch that it is one of.
+pub(super) type Met = (Arc<Epoch>, Window);
+
+impl Windows {
+    /// The source whose row groups, from `first` on, have so many `tokens`.
+    ///
+    /// # Errors
+    /// [`Error::Sample`](crate::Error::Sample) if the spec does not fit them.
+    pub(super) fn new(spec: LaneSpec, first: usize, tokens: Arc<[u64]>) -> Result<Windows> {
+        let lanes = Lanes::new(spec, tokens).map_err(Error::Sample)?;
+        Ok(Windows { first, lanes, epochs: Mutex::default(), pieces: Mutex::default() })
+    }
+
+    /// The windows that some of its steps have tokens of, in order.
+    pub(super) fn met(&self, steps: RangeInclusive<u64>) -> Vec<Met> {
+        let mut met: Vec<Met> = Vec::new();
+        for step in steps {
+            for number in self.lanes.epochs_met(step) {
+                let epoch = self.epoch(number);
+                for window in self.lanes.windows(step, &epoch) {
+                    // Steps that follow each other can meet in one.
+                    if met.last().is_none_or(|(_, last)| *last != window) {
+                        met.push((epoch.clone(), window));
+                    }
+                }
+            }
+        }
+        met
+    }
+
+    /// The window after this one.
+    pub(super) fn after(&self, (epoch, window): &Met) -> Option<Met> {
+        let (mut epoch, mut index) = (epoch.clone(), window.index + 1);
+        if index >= self.lanes.windows_per_epoch() {
+            (epoch, index) = (self.epoch(epoch.number().checked_add(1)?), 0);
+        }
+        let window = epoch.window(index)?;
+        Some((epoch, window))
+    }
+
+    /// The row groups, counted through the dataset, that this rank needs of a window. Row groups
+    /// without tokens are never read.
+    pub(super) fn needed(&self, (epoch, window): &Met) -> Vec<usize> {
+        let groups = epoch.groups(window);
+        let needed = epoch.needed(window).map(|place| groups[place] as usize);
+        let some = needed.filter(|&group| self.lanes.group_tokens()[group] > 0);
+        some.map(|group| self.first + group).collect()
+    }
+
+    /// The row groups of a window, counted through the dataset.
+    pub(super) fn groups(&self, (epoch, window): &Met) -> Vec<usize> {
+        epoch.groups(window).iter().map(|&group| self.first + group as usize).collect()
+    }
+
+    fn epoch(&self, number: u64) -> Arc<Epoch> {
+        let mut epochs = self.epochs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(epoch) = epochs.iter().find(|epoch| epoch.number() == number) {
+            return epoch.clone();
+        }
+        let epoch = Arc::new(self.lanes.epoch(number));
+        epochs.push_back(epoch.clone());
+        if epochs.len() > EPOCHS {
+            epochs.pop_front();
+        }
+        epoch
+    }
+
+    /// The pieces of a window whose row groups are pinned.
+    pub(super) fn pieces(&self, met: &Met, pinned: &Pinned) -> Arc<WindowPieces> {
+        let (epoch, window) = met;
+        // Under the lock, so that threads that fill neighbouring steps do not all cut it.
+        let mut kept = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pieces) = kept.iter().find(|pieces| pieces.window() == window) {
+            return pieces.clone();
+        }
+        let groups = self.groups(met);
+        let lengths =
+            |place: usize| pinned.get(groups[place]).map_or(&[][..], |group| &group.lengths);
+        let pieces = Arc::new(WindowPieces::new(&self.lanes, epoch, *window, lengths));
+        kept.push_back(pieces.clone());
+        if kept.len() > WINDOWS {
+            kept.pop_front();
+        }
+        pieces
+    }
+}

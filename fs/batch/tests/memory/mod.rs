@@ -1,0 +1,94 @@
+//! A source of tokens in memory.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use batchfs_store::{
+    DType, Error as Store, GroupCounts, GroupPlace, Result, TokenGroup, TokenSource,
+};
+
+/// Token number i of the dataset is `base` + i.
+pub struct Memory {
+    pub groups: Vec<Vec<u32>>,
+    base: i32,
+    counts: Vec<GroupCounts>,
+    reads: AtomicU64,
+    pub broken: Mutex<HashSet<usize>>,
+}
+
+impl Memory {
+    #[allow(dead_code, reason = "each test is a crate of its own")]
+    pub fn new(groups: Vec<Vec<u32>>) -> Arc<Memory> {
+        Memory::from(0, groups)
+    }
+
+    #[allow(dead_code, reason = "each test is a crate of its own")]
+    pub fn from(base: i32, groups: Vec<Vec<u32>>) -> Arc<Memory> {
+        let counts = groups
+            .iter()
+            .map(|group| GroupCounts {
+                tokens: group.iter().map(|&n| u64::from(n)).sum(),
+                documents: group.len() as u64,
+            })
+            .collect();
+        Arc::new(Memory {
+            groups,
+            base,
+            counts,
+            reads: AtomicU64::new(0),
+            broken: Mutex::default(),
+        })
+    }
+
+    fn first(&self, group: usize) -> u64 {
+        self.counts[..group].iter().map(|count| count.tokens).sum()
+    }
+}
+
+impl TokenSource for Memory {
+    fn origin(&self) -> &str {
+        "memory"
+    }
+
+    fn dtype(&self) -> DType {
+        DType::Int32
+    }
+
+    fn groups(&self) -> &[GroupCounts] {
+        &self.counts
+    }
+
+    fn place(&self, group: usize) -> GroupPlace {
+        GroupPlace { file: "memory".to_owned(), group: group as u64, bytes: 0..1 }
+    }
+
+    fn read(&self, group: usize) -> Result<TokenGroup> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if self.broken.lock().unwrap().contains(&group) {
+            let why = "is broken".to_owned();
+            return Err(Store::RowGroup {
+                file: "memory".into(),
+                group: group as u64,
+                row: None,
+                why,
+            });
+        }
+        let first = self.base + self.first(group) as i32;
+        let tokens = (first..first + self.counts[group].tokens as i32).collect();
+        Ok(TokenGroup { tokens, lengths: self.groups[group].clone() })
+    }
+
+    fn fingerprint(&self) -> u128 {
+        7 + self.base as u128
+    }
+
+    fn modified(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH
+    }
+
+    fn received_bytes(&self) -> u64 {
+        0
+    }
+}
