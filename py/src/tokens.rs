@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use batchfs_batch::{Error, LaneSpec, Provenance, TokenRows, TokenState, Tokens};
+use batchfs_batch::{Error, LaneSpec, Mix, Provenance, TokenRows, TokenState, Tokens};
 use batchfs_parquet::{Options, ParquetTokens};
 use batchfs_region::Pool;
 use batchfs_store::DType;
@@ -145,6 +145,7 @@ fn raised(py: Python<'_>, error: &Error) -> PyErr {
     match error {
         Error::Store { source, .. } => errors::store(py, source),
         Error::Sample(why) => errors::sample(why),
+        Error::Dataset(why) => PyValueError::new_err(why.clone()),
         Error::Budget { spec, needed, largest, limit } => PyValueError::new_err(format!(
             "{spec} needs {needed} bytes for the decoded row groups that one step can be made of ({largest}), and the budget is {limit}; give a larger budget=, or take a smaller window"
         )),
@@ -152,39 +153,54 @@ fn raised(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// Opens a source. On a thread of its own: listing and indexing can take minutes.
+/// Opens a source, or those of a mixture. On a thread of its own: listing and indexing can take
+/// minutes.
 fn open(
-    uri: &str,
+    places: &[(String, String)],
+    mix: Option<Mix>,
     spec: LaneSpec,
     options: &Options,
     budget: Option<u64>,
     threads: usize,
 ) -> Result<TokenRows, Error> {
-    let store = |source| Error::Store { item: uri.to_owned(), source };
-    let source = Arc::new(ParquetTokens::open(uri, options).map_err(store)?);
-    let tokens = Tokens::new(source, spec, budget, threads)?;
+    let mut opened: Vec<(String, Arc<dyn batchfs_store::TokenSource>)> = Vec::new();
+    for (name, uri) in places {
+        let store = |source| Error::Store { item: uri.clone(), source };
+        opened.push((name.clone(), Arc::new(ParquetTokens::open(uri, options).map_err(store)?)));
+    }
+    let tokens = match (mix, opened.pop()) {
+        (Some(mix), last) => {
+            opened.extend(last);
+            Tokens::mixed(opened, mix, spec, budget, threads)?
+        }
+        (None, Some((_, source))) => Tokens::new(source, spec, budget, threads)?,
+        (None, None) => return Err(Error::Dataset("there is no source".to_owned())),
+    };
     TokenRows::new(tokens, spec)
 }
 
 #[pymethods]
 impl TokenSource {
     #[new]
-    #[pyo3(signature = (uri, spec, *, column, budget, threads, storage_options))]
+    #[pyo3(signature = (places, spec, *, mix, column, budget, threads, storage_options))]
+    #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
-        uri: String,
+        places: Vec<(String, String)>,
         spec: &str,
+        mix: Option<&str>,
         column: String,
         budget: Option<u64>,
         threads: usize,
         storage_options: BTreeMap<String, String>,
     ) -> PyResult<TokenSource> {
         let spec: LaneSpec = spec.parse().map_err(|e| errors::sample(&e))?;
+        let mix: Option<Mix> = mix.map(str::parse).transpose().map_err(|e| errors::sample(&e))?;
         let options = Options { column, storage: storage_options, ..Options::default() };
         let (tell, told) = sync_channel(1);
         std::thread::Builder::new().name("open".to_owned()).spawn(move || {
             // Nobody is there to be told after a Ctrl-C.
-            let _ = tell.send(open(&uri, spec, &options, budget, threads));
+            let _ = tell.send(open(&places, mix, spec, &options, budget, threads));
         })?;
         let mut told = told;
         let rows = loop {

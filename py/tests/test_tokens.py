@@ -400,3 +400,45 @@ def test_figures(folder, expected):
         figures = loader.figures
         assert figures["row_groups_decoded"] == 16 and figures["budget_limit_bytes"] == 1 << 30
         assert figures["received_bytes"] > 0 and figures["row_group_hits"] > 16
+
+
+def test_mixtures(tmp_path):
+    places = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    for number, place in enumerate(places.values()):
+        write(place / "x.parquet", documents(number, 300, first=1000 * number))
+    mix = {"a": 0.75, "b": "0.25"}
+    with TokenLoader(places, mix=mix, **SETTINGS) as whole:
+        seen = {"a": 0, "b": 0}
+        for _ in range(40):
+            batch = whole.next()
+            rows = batch.tokens.numpy()
+            # Documents of b begin behind those of a, and their tokens from ten millions on.
+            of_b = rows[:, 0] >= 10_000_000
+            assert ((rows >= 10_000_000) == of_b[:, None]).all()
+            firsts = batch.document_ids.numpy()[
+                np.searchsorted(batch.cu_seqlens.numpy(), np.arange(6) * 16)
+            ]
+            assert ((firsts >= 300) == of_b).all()
+            seen["b"] += int(of_b.sum())
+            seen["a"] += int((~of_b).sum())
+        assert abs(seen["a"] - 180) <= 6, seen
+        whole.seek(7)
+        want, state = whole.next().tokens.numpy().copy(), whole.checkpoint()
+    for rank in range(3):
+        with TokenLoader(places, mix=mix, **SETTINGS, rank=rank, world=3) as part:
+            part.resume(state)
+            part.seek(7)
+            assert np.array_equal(part.next().tokens.numpy(), want[2 * rank : 2 * rank + 2])
+    with TokenLoader(places, mix={"a": 0.5, "b": 0.5}, **SETTINGS) as other:
+        with pytest.raises(ValueError, match="the mix is .* in the state and"):
+            other.resume(state)
+    write(places["b"] / "y.parquet", documents(5, 30))
+    with TokenLoader(places, mix=mix, **SETTINGS) as other:
+        with pytest.raises(ValueError, match="b/y.parquet is new"):
+            other.resume(state)
+    for bad in ({"a": 1}, {"a": 1, "b": 1, "c": 1}, {"a": 1, "b": -1}):
+        with pytest.raises(ValueError):
+            TokenLoader(places, mix=bad, **SETTINGS)
+    for args in ((places, None), (places["a"], mix)):
+        with pytest.raises(TypeError, match="mixture"):
+            TokenLoader(args[0], mix=args[1], **SETTINGS)

@@ -270,9 +270,10 @@ class TokenBatch:
 class TokenSource:
     def __new__(
         cls,
-        uri: str,
+        places: list[tuple[str, str]],
         spec: str,
         *,
+        mix: str | None,
         column: str,
         budget: int | None,
         threads: int,

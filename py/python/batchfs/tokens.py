@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from ._native import Pipeline, TokenBatch, TokenSource
 from ._native import merge as _merge
@@ -31,6 +32,9 @@ class TokenLoader:
     rows of ``seq_len`` tokens; which ones is what ``batchfs mount --spec`` with the same numbers
     gives, on every machine and for any number of ranks.
 
+    For a mixture ``uri`` maps names to sources, and ``mix`` the same names to weights
+    (``{"a": 0.7, "b": 0.3}``): which source each row comes from is a function of seed and step.
+
     ``budget`` bounds the bytes of decoded row groups (4 a token and 48 a document); ``None`` takes
     what a step needs and a window more to read ahead. ``prefetch`` steps are made ahead by a
     thread; with 0 each is made when it is asked for. ``threads`` decode, as many as there are
@@ -48,7 +52,7 @@ class TokenLoader:
 
     def __init__(
         self,
-        uri: str | os.PathLike[str],
+        uri: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]],
         *,
         lanes: int = 256,
         window: int = 64,
@@ -56,6 +60,7 @@ class TokenLoader:
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        mix: Mapping[str, Any] | None = None,
         budget: int | None = None,
         column: str = "tokens",
         storage_options: Mapping[str, str] | None = None,
@@ -78,8 +83,10 @@ class TokenLoader:
                 raise TypeError(f"storage_options map names to text; {key!r} does not")
             options[key] = value
         self._source = TokenSource(
-            os.fspath(uri),
+            _places(uri, mix),
             ",".join(f"{key}={value}" for key, value in numbers.items()),
+            # A float's shortest spelling is the number that was meant.
+            mix=None if mix is None else ",".join(f"{name}={mix[name]}" for name in mix),
             column=column,
             budget=None if budget is None else _integer(budget, "budget", 0),
             threads=_integer(threads, "threads", 0),
@@ -216,6 +223,16 @@ class TokenLoader:
 
     def __repr__(self) -> str:
         return f"TokenLoader({self._source.origin!r}, {self.spec!r}, step={self._step})"
+
+
+def _places(uri: Any, mix: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if isinstance(uri, Mapping) != (mix is not None):
+        raise TypeError(
+            "a mixture is given as two mappings, uri and mix; without mix, uri is one source"
+        )
+    if isinstance(uri, Mapping):
+        return [(name, os.fspath(place)) for name, place in uri.items()]
+    return [("", os.fspath(uri))]
 
 
 def merge(parts: Iterable[bytes]) -> bytes:

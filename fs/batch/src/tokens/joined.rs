@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use batchfs_sampler::lanes::Mix;
-use batchfs_store::{DType, GroupCounts, GroupPlace, Result, TokenGroup, TokenSource};
+use batchfs_store::{DType, GroupCounts, GroupPlace, Result, TokenFile, TokenGroup, TokenSource};
 use sha2::{Digest as _, Sha256};
 
 pub(super) struct Joined {
     origin: String,
+    names: Vec<String>,
+    /// The column that is the same in all, or each source's with its name.
+    column: String,
     /// Each with its first row group, in the order of the mix.
     sources: Vec<(usize, Arc<dyn TokenSource>)>,
     counts: Vec<GroupCounts>,
@@ -23,18 +26,25 @@ impl Joined {
         let mut print = Sha256::new();
         print.update(mix.to_string());
         let mut origin = Vec::new();
+        let mut columns: Vec<String> = Vec::new();
         let sources = mix.names().zip(sources).map(|(name, source)| {
             let first = counts.len();
             counts.extend_from_slice(source.groups());
             print.update(source.fingerprint().to_le_bytes());
             origin.push(format!("{name}={}", source.origin()));
+            columns.push(source.column().to_owned());
             (first, source)
         });
         let sources = sources.collect();
         let mut fingerprint = [0; 16];
         fingerprint.copy_from_slice(&print.finalize()[..16]);
         let fingerprint = u128::from_le_bytes(fingerprint);
-        Joined { origin: origin.join(","), sources, counts, fingerprint }
+        let names: Vec<String> = mix.names().map(str::to_owned).collect();
+        let column = match columns.iter().all(|column| *column == columns[0]) {
+            true => columns.swap_remove(0),
+            false => columns.join(","),
+        };
+        Joined { origin: origin.join(","), names, column, sources, counts, fingerprint }
     }
 
     /// The first row group of each source.
@@ -90,6 +100,19 @@ impl TokenSource for Joined {
 
     fn fingerprint(&self) -> u128 {
         self.fingerprint
+    }
+
+    fn column(&self) -> &str {
+        &self.column
+    }
+
+    fn token_files(&self) -> Vec<TokenFile> {
+        let named = |(name, (_, source)): (&String, &(usize, Arc<dyn TokenSource>))| {
+            let own = source.token_files().into_iter();
+            own.map(|file| TokenFile { name: format!("{name}/{}", file.name), ..file })
+                .collect::<Vec<_>>()
+        };
+        self.names.iter().zip(&self.sources).flat_map(named).collect()
     }
 
     fn modified(&self) -> SystemTime {

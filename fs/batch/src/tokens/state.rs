@@ -27,6 +27,8 @@ pub struct TokenState {
     step: u64,
     spec: String,
     column: String,
+    /// The weights of a mixture.
+    mix: Option<String>,
     tokens: u64,
     row_groups: u64,
     data: String,
@@ -72,6 +74,7 @@ impl TokenState {
             step,
             spec: LaneSpec { rank: 0, world: 1, ..*rows.lanes().spec() }.to_string(),
             column: source.column().to_owned(),
+            mix: rows.tokens().mix().map(ToString::to_string),
             tokens: rows.lanes().epoch_tokens(),
             row_groups: source.groups().len() as u64,
             data: hex(source.fingerprint()),
@@ -148,10 +151,15 @@ impl TokenState {
             let (old, new) = (&self.column, &now.column);
             differs.push(format!("the column is {old:?} in the state and {new:?} here"));
         }
+        if self.mix != now.mix {
+            let told = |mix: &Option<String>| mix.clone().unwrap_or_else(|| "none".to_owned());
+            let (old, new) = (told(&self.mix), told(&now.mix));
+            differs.push(format!("the mix is {old} in the state and {new} here"));
+        }
         let counts = (self.tokens, self.row_groups) == (now.tokens, now.row_groups);
         if self.files != now.files {
             differs.push(changes(&self.files, &now.files));
-        } else if counts && self.data != now.data && self.column == now.column {
+        } else if counts && self.data != now.data && differs.is_empty() {
             differs.push("the data has as many tokens, but is other data".to_owned());
         } else if !counts {
             differs.push(format!(
