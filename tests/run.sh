@@ -199,6 +199,7 @@ prepare_s3() {
 
 # A real HIP runtime, which finds no device: unpacked, not installed.
 prepare_hip() {
+    hip_headers=
     local folder=$target/hip-real names
     if [[ ! -e $folder/done ]]; then
         has apt-get && has dpkg && apt-cache show libamdhip64-5 > /dev/null 2>&1 || {
@@ -220,6 +221,12 @@ prepare_hip() {
             rm "$package"
         done
         touch "$folder/done"
+    fi
+    # Headers of the real one, and of libraries the stand-in, which needs no others to be linked.
+    if [[ -e $folder/usr/include/hip/hip_runtime_api.h ]] && has gcc; then
+        hip_headers=$folder/usr
+        gcc -shared -fPIC -pthread -DLABEL='"linked"' -o "$hip_headers/lib/libamdhip64.so" \
+            tests/rocm/standin_hip.c
     fi
     BATCHFS_HIP_REAL=$(find "$folder/usr/lib" -name 'libamdhip64.so.5' | head -1)
     BATCHFS_HIP_REAL_LIBS=$(dirname "$BATCHFS_HIP_REAL")
@@ -248,6 +255,12 @@ guest() {
         return 0
     fi
     return "$code"
+}
+
+# The functions of HIP as they are loaded, against the declarations of the crate hip-sys.
+hip_signatures() {
+    HIP_PATH=$hip_headers LD_LIBRARY_PATH=$hip_headers/lib cargo test --locked --profile ci \
+        -p batchfs-dmabuf --features hip-sys-check --lib -- sys::hip
 }
 
 # Python programs that the package may be tried with, one for each minor version.
@@ -339,6 +352,11 @@ if [[ -e sampler/tests/order_reference.py ]]; then
     stage order-reference "$venv/bin/python" sampler/tests/order_reference.py
 else
     skipped+=("order-reference: no such file")
+fi
+if [[ -n $hip_headers ]]; then
+    stage hip-signatures hip_signatures
+else
+    skipped+=("hip-signatures: no headers of HIP")
 fi
 stage guest guest
 stage end-to-end "$venv/bin/python" "${pytest[@]}"

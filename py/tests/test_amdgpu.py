@@ -454,3 +454,36 @@ def test_the_real_runtime_without_a_device():
     if said.startswith("(10"):
         pytest.skip("this machine has a GPU of AMD's; tests/rocm/certify.py is for it")
     assert re.match(r"hip\w+ failed: .+ \(HIP error \d+\), by " + re.escape(real), said), said
+
+
+def test_pytorch_asks_for_the_device(gpu, data):
+    """A PyTorch without ROCm refuses at its device checks, and leaves the tensor as it is."""
+    pytest.importorskip("torch")
+    said = run(
+        """
+        import torch
+        if torch.version.hip:
+            print("this PyTorch is for ROCm; tests/rocm/certify.py is for it")
+            sys.exit()
+        with DenseStore(sys.argv[1] + "/images") as store:
+            memory = Allocator("amdgpu", 0, pool_size=0)
+            tensor = store.bind(memory)[:4]
+            want = tensor.numpy().copy()
+            try:
+                torch.from_dlpack(tensor)
+            except Exception as e:
+                print(type(e).__name__, str(e).splitlines()[0])
+            else:
+                raise AssertionError("taken")
+            gc.collect()
+            assert np.array_equal(on_device(tensor), want) and counts()["imports"] == 1
+            host = torch.utils.dlpack.from_dlpack(tensor.__dlpack__(dl_device=(1, 0)))
+            del tensor; gc.collect()
+            assert np.array_equal(host.numpy(), want)
+            del host; gc.collect()
+            assert counts()["imports"] == 0
+        """,
+        data,
+        env=gpu(),
+    )
+    print(said)
