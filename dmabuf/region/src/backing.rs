@@ -286,7 +286,7 @@ mod tests {
         let mut all = vec![Maker::Memfd];
         match Maker::best() {
             Maker::Memfd => {
-                eprintln!("skipped: the tmpfs half needs CAP_SYS_ADMIN or user namespaces")
+                eprintln!("skipped: the tmpfs half needs CAP_SYS_ADMIN or user namespaces");
             }
             tmpfs => all.push(tmpfs),
         }

@@ -138,8 +138,8 @@ pub(crate) fn tmpfs_in_namespace(options: &[(&CStr, &CStr)]) -> io::Result<(Owne
     }
     impl Job<'_> {
         fn run(&self) -> io::Result<(OwnedFd, OwnedFd)> {
-            // SAFETY: no pointers are passed.
             let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWNS;
+            // SAFETY: no pointers are passed.
             checked(unsafe { libc::unshare(flags) }.into())?;
             for (name, map) in &self.maps {
                 std::fs::write(format!("/proc/self/{name}"), map)?;
