@@ -47,7 +47,7 @@ def settles(ds, name: str, value: int = 0) -> None:
 
 def test_exports_are_the_batches(mounted, ids, images, labels):
     with batchfs.dmabuf.connect(mounted.path) as client:
-        assert client.about["streams"] == list(mounted) and client.about["kinds"] == ["memfd"]
+        assert client.about["streams"] == list(mounted) and "memfd" in client.about["kinds"]
         for step in (0, 1, 2, 2**64 - 1):
             with client.export("images", step) as batch:
                 assert batch.kind == "memfd" and batch.shared and list(batch) == ["data"]

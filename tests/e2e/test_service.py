@@ -36,7 +36,7 @@ def empty(m) -> None:
 def test_batches_are_those_of_the_files(served, arrays):
     with Service(served.dir) as service:
         about = service.ask("hello")
-        assert about["streams"] == ["images", "labels", "x"] and about["kinds"] == ["memfd"]
+        assert about["streams"] == ["images", "labels", "x"] and "memfd" in about["kinds"]
         assert about["spec"] == served.config()["spec"] and about["pid"] == served.pid
         assert served.config()["service"]["protocol"] == about["version"] == 1
         for step in (0, 1, 2, 3, 17, 2**64 - 1):
