@@ -20,7 +20,7 @@ REQUIREMENTS = ["numpy==2.5.5", "ml-dtypes==0.6.0", "loaderx==2.8.19", "maturin=
 TORCH = ["torch==2.15.0"]
 LEAST_PYTHON = (3, 12)
 # Groups that measure the Python package.
-IN_PYTHON = {"python", "loader", "loader-memory"}
+IN_PYTHON = {"python", "loader", "loader-memory", "service"}
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from . import data, inprocess, mounted, packed, report, write
+from . import data, inprocess, mounted, packed, report, service, write
 from .figures import Figures
 from .process import Process
 from .quiet import Watch
@@ -24,6 +24,7 @@ GROUPS = {
     "write": write.write,
     "mount": mounted.in_order,
     "latency": mounted.latency,
+    "service": service.service,
     "python": lambda ctx: package().calls(ctx),
     "loader": lambda ctx: package().loaders(ctx),
     "loader-memory": lambda ctx: package().memory(ctx),

@@ -21,12 +21,12 @@ SPEC = "mode=cyclic,batch=256,seed=7"
 
 
 @contextmanager
-def mounted(ctx: Context, work: Workload) -> Iterator[Path]:
+def mounted(ctx: Context, work: Workload, *more: str) -> Iterator[Path]:
     """The folder of the batches of a release mount."""
-    folder = ctx.folder / "mnt"
+    folder = ctx.folder / "-".join(("mnt", *more))
     folder.mkdir(exist_ok=True)
     program = ctx.bin / "batchfs"
-    command = [program, "mount", work.store, folder, "--spec", SPEC, "--foreground"]
+    command = [program, "mount", work.store, folder, "--spec", SPEC, "--foreground", *more]
     daemon = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     quiet.ours.add(daemon.pid)
     try:
@@ -34,7 +34,7 @@ def mounted(ctx: Context, work: Workload) -> Iterator[Path]:
         said = daemon.stdout.readline()
         if not said:
             raise SystemExit("benches: the mount did not come up")
-        if "passthrough" not in said:
+        if "passthrough" not in said and "--cached" not in more:
             print(f"note: {said.strip()}", flush=True)
         yield folder / work.name / "batch"
     finally:

@@ -80,6 +80,22 @@ def mount(folder: str, face: str, start: int, count: int) -> dict[str, Any]:
     return timed(lambda step: read(f"{folder}/{step}"), start, count)
 
 
+class Open:
+    """`batchfs.open`: batches as tensors, through one of its two doors."""
+
+    def __init__(self, mount: str, stream: str, door: str) -> None:
+        import batchfs
+        from batchfs import _native
+
+        dataset = batchfs.open(mount)
+        link = f"{mount}/.batchfs/service.sock"
+        dataset._service = _native.Service(link) if door == "service" else None
+        self.batches = dataset[stream].batch
+
+    def __call__(self, step: int) -> int:
+        return words(self.batches[step].numpy())
+
+
 class Take:
     """NumPy's own way: take the records from a mapped array into a kept buffer."""
 
@@ -98,6 +114,7 @@ class Take:
 
 def main() -> None:
     take: Take | None = None
+    doors: dict[tuple[str, str, str], Open] = {}
     for line in sys.stdin:
         request = json.loads(line)
         op = request.pop("op")
@@ -107,6 +124,11 @@ def main() -> None:
         elif op == "take":
             assert take
             answer = timed(take, request["start"], request["count"])
+        elif op == "tensors":
+            door = request["mount"], request["stream"], request["door"]
+            if door not in doors:
+                doors[door] = Open(*door)
+            answer = timed(doors[door], request["start"], request["count"])
         else:
             answer = mount(**request)
         print(json.dumps(answer), flush=True)

@@ -109,6 +109,19 @@ GOALS = [
         60,
         26,
     ),
+    *(
+        Goal(
+            f"batchfs.open in cached mode, {w}",
+            "service",
+            w,
+            "cached, service",
+            "passthrough, files",
+            0.9,
+            None,
+        )
+        for w in ("image", "token")
+    ),
+    Goal("request to fd", "service", "export of a ready batch", "cached", None, 60, None),
     Goal("stat", "latency", "stat", "mount", None, 3, 1.5),
 ]
 

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use batchfs_dmabuf::client::{Client, Wanted};
 use serde::Deserialize;
 
 /// Which calls.
@@ -50,6 +51,21 @@ pub fn round_trips(count: usize) -> anyhow::Result<Vec<u64>> {
     }
     drop(ours);
     echo.join().map_err(|_| anyhow::anyhow!("the echo panicked"))?;
+    Ok(taken)
+}
+
+/// Nanoseconds from a request to the descriptor service to the descriptor, of one ready batch.
+pub fn exports(socket: &Path, stream: &str, step: u64, count: usize) -> anyhow::Result<Vec<u64>> {
+    let client = Client::connect(socket)?;
+    let wanted = Wanted { stream: stream.to_owned(), step, ..Wanted::default() };
+    let mut taken = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        let export = client.export(&wanted)?;
+        taken.push(start.elapsed().as_nanos() as u64);
+        drop(export.file);
+        client.release(vec![export.descriptor.lease])?;
+    }
     Ok(taken)
 }
 

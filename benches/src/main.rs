@@ -47,6 +47,8 @@ enum Request {
     Latency { what: latency::What, path: PathBuf, count: usize },
     /// Times open, read of one byte and close of the files `start..start + count` of a folder.
     Fresh { dir: PathBuf, suffix: String, start: u64, count: u64, pause_us: u64 },
+    /// Times requests to the descriptor service, until the descriptor is there.
+    Export { socket: PathBuf, stream: String, step: u64, count: usize },
     /// Times a byte's way to another thread and back, over a socket.
     RoundTrip { count: usize },
     /// Reads and sums the files `start..start + count` of a folder, as u64 words.
@@ -107,6 +109,9 @@ impl State {
             }
             Request::Fresh { dir, suffix, start, count, pause_us } => {
                 json!({ "ns": latency::fresh(&dir, &suffix, start, count, pause_us)? })
+            }
+            Request::Export { socket, stream, step, count } => {
+                json!({ "ns": latency::exports(&socket, &stream, step, count)? })
             }
             Request::RoundTrip { count } => json!({ "ns": latency::round_trips(count)? }),
             Request::Sum { dir, suffix, skip, start, count, how } => {

@@ -167,6 +167,7 @@ def compiled(base):
             out.parent.mkdir(exist_ok=True)
             source = REPO / "tests" / "c" / f"{name}.c"
             flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-std=c11", "-pthread"]
+            flags += ["-I", REPO / "dmabuf/deliver/include"]
             subprocess.run(["gcc", *flags, "-o", out, source], check=True)
             made[name] = out
         return made[name]

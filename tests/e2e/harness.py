@@ -235,6 +235,7 @@ class Mount:
 
     def kill(self) -> None:
         """Kills the daemon, and waits until it is gone, and its connection with it."""
+        self.box.killed.add(self.pid)
         os.kill(self.pid, signal.SIGKILL)
         self.gone()
         # A request on its way meanwhile is answered with this.
@@ -254,6 +255,7 @@ class Box:
     path: Path
     program: Path
     children: list[subprocess.Popen] = field(default_factory=list)
+    killed: set[int] = field(default_factory=set)
 
     @property
     def tmp(self) -> Path:
@@ -417,7 +419,10 @@ class Box:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         if self.tmp.is_dir():
-            left += [f"temporary {path}" for path in self.tmp.iterdir()]
+            # A daemon that is killed leaves the folder of its socket for the next one to remove.
+            dead = tuple(f"batchfs-service-{pid}-" for pid in self.killed)
+            there = (path for path in self.tmp.iterdir() if not path.name.startswith(dead))
+            left += [f"temporary {path}" for path in there]
         shutil.rmtree(self.path)
         return left
 

@@ -45,7 +45,7 @@ def test_cat_prints_what_the_mount_holds(box, data):
     assert several == b"".join(wanted.values())
     found = json.loads(box.run("cat", data, ".batchfs/config.json", "--spec", SPEC).stdout)
     only = {"delivery": "none", "delivery_reason": "not mounted"}
-    only |= dict.fromkeys(["memory_backing", "memory_limit", "pid"])
+    only |= dict.fromkeys(["memory_backing", "memory_limit", "pid", "service"])
     assert found == config | only
 
 
@@ -85,7 +85,7 @@ def test_names_that_are_not_there_are_refused(box, data):
         box.fails(command, data, "README.txt/x", names=["README.txt: is a file"])
         box.fails(command, data, "x", "--spec", "batch=1001", names=["batch=1001"])
     box.fails("cat", data, "x/batch", names=["x/batch: is a folder"])
-    for name in ("metrics", "errors"):
+    for name in ("metrics", "errors", "service.sock"):
         box.fails("cat", data, f".batchfs/{name}", names=[f".batchfs/{name}", "only a mount"])
 
 

@@ -45,7 +45,9 @@ def test_find_sees_the_whole_tree(box, data):
         # Beside the streams' the root, .batchfs, view, index, and those of all streams together.
         assert len(lines("-type", "d")) == 1 + 3 + 2 + 3 * 3
         assert lines("-empty", "-name", "[0-9]*") == []
-        assert lines("-perm", "/222") == []
+        # A link has all rights, and nobody asks for them.
+        assert lines("-type", "l") == [str(m / ".batchfs/service.sock")]
+        assert lines("!", "-type", "l", "-perm", "/222") == []
         inodes = box.tool("find", m.dir, "-printf", "%i\n").stdout.splitlines()
         assert len(set(inodes)) == len(inodes)
 

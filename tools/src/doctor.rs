@@ -139,7 +139,7 @@ fn rights() -> Finding {
         Some(helper) => less(
             "rights",
             format!("not root: mounts through {}", helper.display()),
-            "root (or CAP_SYS_ADMIN) gets passthrough and huge pages",
+            "root (or CAP_SYS_ADMIN) gets passthrough",
         ),
         None => missing(
             "rights",
@@ -189,7 +189,7 @@ fn try_mount() -> anyhow::Result<(String, String)> {
 fn huge_pages() -> Finding {
     let setting = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
     let setting = setting.split(['[', ']']).nth(1).unwrap_or("unknown").to_owned();
-    let advice = "run as root, or let root say `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
+    let advice = "allow user namespaces (with Linux 6.15 or newer), run as root, or let root say `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
     let arena = match Arena::new(&Config { limit: 4 * HUGE_PAGE, backing: None }) {
         Ok(arena) => arena,
         Err(e) => return missing("huge pages", format!("no memory for batches: {e}"), advice),

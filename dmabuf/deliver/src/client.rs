@@ -118,7 +118,8 @@ impl Client {
     }
 
     fn ask(&self, op: &str) -> Result<Value, ClientError> {
-        let id = self.send(Request { op: Some(op.to_owned()), ..Request::default() })?;
+        let sent = self.send(Request { op: Some(op.to_owned()), ..Request::default() });
+        let id = sent.map_err(|e| self.farewell(e))?;
         match self.receive()? {
             (got, Reply::Other(answer)) if got == Some(id) => Ok(answer),
             other => Err(ClientError::Strange(format!("{other:?}"))),
@@ -150,10 +151,18 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn export(&self, wanted: &Wanted) -> Result<Export, ClientError> {
-        let id = self.request(wanted, Vec::new())?;
+        let id = self.request(wanted, Vec::new()).map_err(|e| self.farewell(e))?;
         match self.receive()? {
             (got, Reply::Export(export)) if got == Some(id) => Ok(export),
             other => Err(ClientError::Strange(format!("{other:?}"))),
+        }
+    }
+
+    /// Why nothing more can be sent: who is turned away is told so.
+    fn farewell(&self, error: io::Error) -> ClientError {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => self.receive().err().unwrap_or(error.into()),
+            _ => error.into(),
         }
     }
 

@@ -118,7 +118,7 @@ impl Arena {
                 if wanted.is_some_and(|w| w != maker.kind()) {
                     return Err(io::Error::new(
                         io::ErrorKind::PermissionDenied,
-                        "a private tmpfs needs CAP_SYS_ADMIN",
+                        "a private tmpfs needs CAP_SYS_ADMIN, or user namespaces and Linux 6.15",
                     ));
                 }
                 maker

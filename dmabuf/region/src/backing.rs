@@ -15,7 +15,7 @@ use nix::sys::stat::{Mode, fchmod};
 use nix::sys::uio::pwrite;
 use nix::unistd::{UnlinkatFlags, ftruncate, linkat, unlinkat};
 
-use crate::sys::{Mapping, private_tmpfs, read_only_twin, sole_user};
+use crate::sys::{Mapping, private_tmpfs, read_only_twin, sole_user, tmpfs_in_namespace};
 
 /// Bytes of a small page. Regions are charged in whole pages.
 pub const PAGE: u64 = 4096;
@@ -33,7 +33,7 @@ const READ_ONLY: Mode = Mode::S_IRUSR.union(Mode::S_IRGRP).union(Mode::S_IROTH);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Unnamed files on a tmpfs that only this process knows, mounted so that large regions get
-    /// huge pages. Needs CAP_SYS_ADMIN.
+    /// huge pages. Needs CAP_SYS_ADMIN, or a user namespace and Linux 6.15.
     HugeTmpfs,
     /// memfds. They have huge pages only where the machine's `shmem_enabled` allows.
     Memfd,
@@ -73,9 +73,15 @@ impl Maker {
         // is allocated at once, but never 2 MiB to a small region.
         let options =
             [(c"huge", c"within_size"), (c"size", c"0"), (c"nr_inodes", c"0"), (c"mode", c"0700")];
-        match private_tmpfs(&options) {
+        let made = match private_tmpfs(&options) {
             Ok(root) => {
                 let twin = read_only_twin(&root).ok();
+                Ok((root, twin))
+            }
+            Err(_) => tmpfs_in_namespace(&options).map(|(root, twin)| (root, Some(twin))),
+        };
+        match made {
+            Ok((root, twin)) => {
                 Maker::Tmpfs(Arc::new(Folder { root, twin, next: AtomicU64::new(0) }))
             }
             Err(_) => Maker::Memfd,
@@ -279,7 +285,9 @@ mod tests {
     fn makers() -> Vec<Maker> {
         let mut all = vec![Maker::Memfd];
         match Maker::best() {
-            Maker::Memfd => eprintln!("skipped: the tmpfs half needs CAP_SYS_ADMIN"),
+            Maker::Memfd => {
+                eprintln!("skipped: the tmpfs half needs CAP_SYS_ADMIN or user namespaces");
+            }
             tmpfs => all.push(tmpfs),
         }
         all
@@ -293,6 +301,7 @@ mod tests {
             assert!(m.unseen().unwrap());
             let reader = reopen(&m.file).unwrap();
             assert!(!m.unseen().unwrap(), "{:?}: descriptor", maker.kind());
+            fchmod(&m.file, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
             let map = crate::sys::Mapping::new(
                 OpenOptions::new()
                     .read(true)

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ffi::{CStr, c_int, c_long, c_uint};
+use std::ffi::{CStr, c_int, c_long, c_uint, c_void};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -121,6 +121,67 @@ pub(crate) fn read_only_twin(root: &OwnedFd) -> io::Result<OwnedFd> {
         )
     })?;
     Ok(twin)
+}
+
+/// A tmpfs for a user without rights, as [`private_tmpfs`] makes it, and its read-only twin: in a
+/// user namespace everybody may mount one, and what was mounted outlives the namespace's last process.
+///
+/// # Errors
+/// Where users may have no namespaces, or no twin can be had: nobody else keeps other processes
+/// of the user from writing.
+pub(crate) fn tmpfs_in_namespace(options: &[(&CStr, &CStr)]) -> io::Result<(OwnedFd, OwnedFd)> {
+    const STACK: usize = 256 << 10;
+    struct Job<'a> {
+        options: &'a [(&'a CStr, &'a CStr)],
+        maps: [(&'static str, String); 3],
+        made: io::Result<(OwnedFd, OwnedFd)>,
+    }
+    impl Job<'_> {
+        fn run(&self) -> io::Result<(OwnedFd, OwnedFd)> {
+            let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWNS;
+            // SAFETY: no pointers are passed.
+            checked(unsafe { libc::unshare(flags) }.into())?;
+            for (name, map) in &self.maps {
+                std::fs::write(format!("/proc/self/{name}"), map)?;
+            }
+            let root = private_tmpfs(self.options)?;
+            let twin = read_only_twin(&root)?;
+            Ok((root, twin))
+        }
+    }
+    extern "C" fn child(job: *mut c_void) -> c_int {
+        // SAFETY: the job of the caller, who waits meanwhile.
+        let job = unsafe { &mut *job.cast::<Job<'_>>() };
+        job.made = job.run();
+        0
+    }
+    // Files have the owner that they would have outside.
+    let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
+    let mut job = Job {
+        options,
+        maps: [
+            ("setgroups", "deny".to_owned()),
+            ("uid_map", format!("{uid} {uid} 1")),
+            ("gid_map", format!("{gid} {gid} 1")),
+        ],
+        made: Err(io::ErrorKind::Other.into()),
+    };
+    let mut stack = vec![0u128; STACK / size_of::<u128>()];
+    // A process that shares memory and descriptors with this one, which has no other threads and so
+    // may change its namespace. This thread stands still until it ends.
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES;
+    // SAFETY: stack and job outlive the child, which ends before this returns; the stack's end is
+    // aligned. The child leaves this thread's own state as it would in a call, and never unwinds.
+    let pid = checked(
+        unsafe {
+            libc::clone(child, stack.as_mut_ptr_range().end.cast(), flags, (&raw mut job).cast())
+        }
+        .into(),
+    )?;
+    // SAFETY: no status is asked for. Without an exit signal nobody else waits for it.
+    unsafe { libc::waitpid(pid as c_int, std::ptr::null_mut(), libc::__WALL) };
+    drop(stack);
+    job.made
 }
 
 /// Takes and gives back a write lease: succeeds only if `file` is the one open description of

@@ -200,8 +200,10 @@ impl Tree {
                     own("metrics", Node::Top(Top::Metrics)),
                     own("errors", Node::Top(Top::Errors)),
                 ];
-                let socket = self.socket.get();
-                all.extend(socket.map(|_| own("service.sock", Node::Top(Top::Service))));
+                // Without a mount it is listed as one would.
+                if self.socket.get().is_some() || self.delivery.get().is_none() {
+                    all.push(own("service.sock", Node::Top(Top::Service)));
+                }
                 all
             }
             Node::Inner(view, Inner::View) => self.inner(view),

@@ -106,7 +106,9 @@ impl Unmounted {
         let node = self.find(name)?;
         match node {
             _ if node.is_dir() => Err(NameError::Folder { name: own() }),
-            Node::Top(Top::Metrics | Top::Errors) => Err(NameError::OnlyMounted { name: own() }),
+            Node::Top(Top::Metrics | Top::Errors | Top::Service) => {
+                Err(NameError::OnlyMounted { name: own() })
+            }
             Node::File(key) if key.face != Face::Json => {
                 let start = |source| NameError::Start { name: own(), source };
                 let view = self.tree.views.get(key.view);

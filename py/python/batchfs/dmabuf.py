@@ -30,7 +30,7 @@ def connect(mount: str | os.PathLike[str]) -> Client:
 
 
 class Client:
-    """A client of a mount's service. Threads may share it; a child made by ``fork`` may use it, too.
+    """A client of a mount's service. Threads may share it, and a child made by ``fork`` may use it.
 
     with batchfs.dmabuf.connect("/mnt/ds") as client:
         with client.export("images", 17) as batch:
@@ -51,8 +51,9 @@ class Client:
     def export(self, stream: str, step: int, *, view: str = "", face: str = "") -> Export:
         """The batch of a step.
 
-        ``stream`` is the name of a stream, or ``index``, or ``all``; ``view`` a spec, the mount's own
-        if not given; ``face`` is ``npy``, ``safetensors``, ``arrow``, or nothing for the bare arrays.
+        ``stream`` is the name of a stream, or ``index``, or ``all``; ``view`` a spec, the mount's
+        own if not given; ``face`` is ``npy``, ``safetensors``, ``arrow``, or nothing for the bare
+        arrays.
 
         Raises ``OSError`` with the errno that the file would have, and the reason.
         """

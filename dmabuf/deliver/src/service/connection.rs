@@ -22,9 +22,6 @@ const TURN: usize = 16;
 /// Views that are kept for a client.
 const VIEWS: usize = 8;
 
-/// Most leases that one packet gives back.
-const RELEASES: usize = 1024;
-
 pub(crate) struct Connection {
     pub(crate) token: u64,
     pub(crate) socket: OwnedFd,
@@ -288,10 +285,6 @@ impl Connection {
     fn give_back(&self, server: &Server, leases: &[u64]) -> Result<(), Refusal> {
         if leases.is_empty() {
             return Ok(());
-        }
-        if leases.len() > RELEASES {
-            let why = format!("a request gives back at most {RELEASES} leases");
-            return Err(Refusal::new(Errno::EINVAL, why));
         }
         let mut state = self.lock();
         let found: Vec<Lease> = leases.iter().filter_map(|l| state.leases.remove(l)).collect();

@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::sys::socket::{Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
 use serde_json::json;
 
 use super::connection::Connection;
@@ -17,7 +17,7 @@ use super::folder::Listening;
 use super::message::{self, REPLY, REQUEST};
 use super::{Access, Figures, Limits};
 use crate::exporter::{Exporter, Refusal};
-use crate::sys::socket::{accept, send};
+use crate::sys::socket::{accept, receive, send};
 
 /// Tokens of events that are no client's.
 const LISTENER: u64 = 0;
@@ -227,6 +227,10 @@ impl Server {
 }
 
 fn turn_away(socket: &OwnedFd, why: &Refusal) {
+    // Requests that nobody read when it is closed would take the reason from the client.
+    let _ = shutdown(socket.as_raw_fd(), Shutdown::Read);
+    let mut request = [0; 1];
+    while receive(socket, &mut request, false).is_ok_and(|packet| packet.len > 0) {}
     // Who does not read it is turned away all the same.
     let _ = send(socket, &message::refused(None, why), None);
 }
