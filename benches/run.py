@@ -18,10 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ["numpy==2.5.5", "ml-dtypes==0.6.0", "loaderx==2.8.19", "maturin==1.16.0"]
 TORCH = ["torch==2.15.0"]
-# The peers of the group tokens. The second one wants PyTorch, and has many others among its
-# requirements that are for clouds.
-TOKENS = ["datasets==4.0.0", "pyarrow==26.0.1", "zstd", "Brotli", "python-snappy", "catalogue"]
-TOKENS_ALONE = ["mosaicml-streaming==0.13.0"]
+# The peers of the group tokens, and what they import.
+TOKENS = [
+    *("datasets==4.0.0", "pyarrow==26.0.1", "pillow==13.0.0", "catalogue==2.0.10", "boto3"),
+    *("Brotli==1.2.1", "python-snappy==0.7.3", "zstd==1.5.7.2", "psutil==7.2.2"),
+    *("regex==2026.11.19", "safetensors==0.8.0", "tokenizers==0.23.3", "torchvision==0.29.2"),
+]
+# These without their requirements, most of which are the libraries of clouds.
+TOKENS_ALONE = ["mosaicml-streaming==0.13.0", "transformers==5.24.0"]
 LEAST_PYTHON = (3, 12)
 # Groups that measure the Python package.
 IN_PYTHON = {"python", "loader", "loader-memory", "service"}

@@ -153,7 +153,7 @@ def main() -> None:
         for _, _ in zip(range(count_of_documents // 3), rows, strict=False):
             pass
     start = time.perf_counter_ns()
-    next(pack.batches(documents(True)))
+    next(pack.batches(documents(True)), None)
     answer["resumed"] = time.perf_counter_ns() - start
     print(json.dumps(answer), flush=True)
 

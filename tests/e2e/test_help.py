@@ -66,6 +66,7 @@ def world(box) -> Path:
     offsets = np.arange(0, 1_200_001, 600, np.int32)
     values = np.arange(offsets[-1], dtype=np.int32) % 1000
     column = pa.ListArray.from_arrays(offsets, values)
+    token_data.by_pyarrow(here / "bucket/stack/a.parquet", token_data.documents(2, 2000))
     (here / "bucket/fineweb").mkdir(parents=True)
     data = pa.table({"tokens": column, "input_ids": column})
     pq.write_table(data, here / "bucket/fineweb/a.parquet", row_group_size=20)

@@ -47,24 +47,6 @@ def test_a_budget_below_the_largest_row_group_names_it(box):
     box.fails("mount", box.path / "data", box.folder(), *args, names=names)
 
 
-@pytest.mark.full
-def test_a_row_group_of_more_values_than_31_bits_count(box):
-    """A few kilobytes on disk, 8.8 GB decoded."""
-    path = box.path / "data/x.parquet"
-    path.parent.mkdir()
-    kind = pa.list_(pa.int32())
-    row = pa.array([[7] * 1_000_000], kind)
-    with pq.ParquetWriter(path, pa.schema([("tokens", kind)])) as writer:
-        for _ in range(2200):
-            writer.write_batch(pa.record_batch([row], ["tokens"]), row_group_size=1 << 30)
-    assert pq.ParquetFile(path).num_row_groups == 1
-    told = json.loads(box.run("index", path.parent, "--json").stdout)
-    assert told["tokens"] == 2_200_000_000
-    args = ("--spec", "lanes=1,window=1,seq_len=8", "--budget", "1GiB")
-    names = ["x.parquet", "row group 0", "8800105600", str(1 << 30)]
-    box.fails("mount", path.parent, box.folder(), *args, names=names)
-
-
 TINY = [
     ([[1, 2, 3, 4, 5, 6, 7, 8]], "lanes=8,window=9,seq_len=1"),
     ([[1] * 3, [], [2] * 5], "lanes=8,window=1,seq_len=1,rank=7,world=8"),

@@ -11,8 +11,10 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
 /// Row groups of one int32 column: values, definition levels, repetition levels.
+#[allow(dead_code, reason = "each test is a crate of its own")]
 pub type Levels = (Vec<i32>, Vec<i16>, Vec<i16>);
 
+#[allow(dead_code, reason = "each test is a crate of its own")]
 pub fn write(path: &Path, schema: &str, groups: &[Levels], properties: WriterProperties) {
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let file = File::create(path).unwrap();
@@ -34,6 +36,7 @@ pub fn write(path: &Path, schema: &str, groups: &[Levels], properties: WriterPro
 
 /// Levels of documents; `None` is a null row. `defined` is the level of an item, `empty` that of an
 /// empty list, and a null row is 0.
+#[allow(dead_code, reason = "each test is a crate of its own")]
 pub fn levels(documents: &[Option<Vec<i32>>], defined: i16, empty: i16) -> Levels {
     let (mut values, mut defs, mut reps) = (Vec::new(), Vec::new(), Vec::new());
     for document in documents {
