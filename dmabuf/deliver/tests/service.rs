@@ -1,7 +1,6 @@
 //! The service with an exporter of its own: order, limits, and what becomes of leases.
 #![allow(clippy::unwrap_used)]
 
-#![allow(clippy::unwrap_used)]
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::{Arc, Condvar, Mutex};
