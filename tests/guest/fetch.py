@@ -141,6 +141,8 @@ def machine(cache: Path) -> tuple[list[str], dict[str, str], Path]:
     Raises Missing where they cannot be had."""
     if platform.machine() != "x86_64":
         raise Missing(f"this is a {platform.machine()}, and the guest a x86_64")
+    if shutil.which("busybox") is None:
+        raise Missing("no program busybox")
     cache.mkdir(parents=True, exist_ok=True)
     command, environment = qemu(cache)
     run(command[0], "--version", environment=environment)

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -65,7 +66,7 @@ def initramfs(place: Path, kernel: Path, program: Path, tests: dict[str, Path]) 
     for name in ("proc", "sys", "dev", "tmp", "bin", "run", "mnt"):
         archive.folder(name)
     archive.node("dev/console", 5, 1)
-    archive.program("bin/busybox", Path(subprocess.getoutput("command -v busybox")))
+    archive.program("bin/busybox", Path(shutil.which("busybox")))
     archive.program("bin/batchfs", program)
     for name, path in sorted(tests.items()):
         archive.program(f"tests/{name}", path)

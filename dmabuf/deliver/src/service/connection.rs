@@ -234,7 +234,8 @@ impl Connection {
         made: Result<Exported, Refusal>,
     ) {
         let lent = made.and_then(|exported| match exported.lend() {
-            Ok(file) => Ok((exported, file)),
+            // In this order, so that nobody has it open any more when it is given back.
+            Ok(file) => Ok((file, exported)),
             Err(e) => {
                 let errno = Errno::from_raw(e.raw_os_error().unwrap_or(0));
                 let why = format!("{}: no descriptor for it: {e}", exported.label);
@@ -246,7 +247,7 @@ impl Connection {
         if state.gone {
             return;
         }
-        let packet = lent.and_then(|(exported, file)| {
+        let packet = lent.and_then(|(file, exported)| {
             state.last += 1;
             let lease = state.last;
             let descriptor = Descriptor {
