@@ -111,7 +111,10 @@ class Dataset:
         return tensors and [tensor for _, tensor in tensors]
 
     def index(self, step: int) -> np.ndarray:
-        """The record ids of a step, uint64; of tokens its pieces, int64 ``(n, 3)``: document, offset, length."""
+        """The record ids of a step, uint64.
+
+        Of tokens its pieces, int64 ``(n, 3)``: document, place in it and length of each.
+        """
         if self._tokens is not None:
             name = self._root / "index" / f"{_number(step)}.npy"
             pieces = np.load(name)
