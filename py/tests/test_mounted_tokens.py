@@ -65,9 +65,23 @@ def test_views_and_copies(mounted, data):
         mounted.view(batch=3)
 
 
+def test_the_index_has_the_pieces(mounted):
+    batch, pieces = mounted.batch(3), mounted.index(3)
+    assert pieces.dtype == np.int64
+    assert pieces[:, 0].tolist() == batch.document_ids.numpy().tolist()
+    assert pieces[:, 1].tolist() == batch.document_offsets.numpy().tolist()
+    assert pieces[:, 2].tolist() == np.diff(batch.cu_seqlens.numpy()).tolist()
+
+
+def test_tokens_without_a_sign(mounted):
+    spec = "lanes=6,window=3,seq_len=16,out=uint32"
+    rows = mounted.view(spec).batch(2).tokens
+    assert rows.dtype == np.uint32
+    same = mounted.view(spec.removesuffix(",out=uint32")).batch(2).tokens.numpy()
+    assert np.array_equal(rows.numpy(), same.view(np.uint32))
+
+
 def test_what_there_is_not(mounted):
-    with pytest.raises(TypeError, match="document_ids"):
-        mounted.index(0)
     narrow = mounted.view("lanes=6,window=3,seq_len=16,pieces=1")
     assert narrow.batch(0).tokens.shape == (6, 16)
     with pytest.raises(OSError, match="pieces="):

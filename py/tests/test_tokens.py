@@ -388,9 +388,14 @@ for step in range(30):
 def test_a_wide_column(tmp_path):
     path = tmp_path / "x.parquet"
     write(path, [[2**31, 2**32 - 1] * 8], kind=pa.uint32())
-    with TokenLoader(path, lanes=1, window=1, seq_len=16) as loader:
+    with TokenLoader(path, lanes=1, window=1, seq_len=16, out="uint32") as loader:
         rows = loader.next().tokens
         assert rows.dtype == np.uint32 and rows.numpy().tolist() == [[2**31, 2**32 - 1] * 8]
+    with TokenLoader(path, lanes=1, window=1, seq_len=16) as loader:
+        rows = loader.next().tokens
+        assert rows.dtype == np.int32 and rows.numpy().tolist() == [[-(2**31), -1] * 8]
+    with pytest.raises(ValueError, match="'int32' or 'uint32'"):
+        TokenLoader(path, lanes=1, window=1, seq_len=16, out="int64")
 
 
 def test_figures(folder, expected):

@@ -37,11 +37,11 @@ fn failure(row: Option<u64>, why: impl Into<String>) -> Failure {
 
 /// Decodes the chunk whose bytes these are.
 pub(crate) fn decode(chunk: &Chunk, column: &Column, bytes: Bytes) -> Result<TokenGroup, Failure> {
-    let mut group = TokenGroup {
-        // A footer can say anything; what it says is believed up to some size.
-        tokens: Vec::with_capacity(usize::try_from(chunk.levels.min(1 << 28)).unwrap_or(0)),
-        lengths: Vec::with_capacity(usize::try_from(chunk.documents.min(1 << 24)).unwrap_or(0)),
-    };
+    // A footer can say anything; what it says is believed up to some size.
+    let mut group = TokenGroup::with_room(
+        usize::try_from(chunk.levels.min(1 << 28)).unwrap_or(0),
+        usize::try_from(chunk.documents.min(1 << 24)).unwrap_or(0),
+    );
     let tokens = go_through(chunk, column, bytes, &mut group, true)?;
     if let Some(known) = chunk.tokens.filter(|&known| known != tokens) {
         let why = format!("the token column has {tokens} tokens, but its footer says {known}");

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use batchfs_store::{Error, Result};
@@ -22,6 +23,46 @@ pub(crate) struct Local {
     /// `root` is a file, not a folder.
     single: bool,
     received: AtomicU64,
+    kept: Arc<Kept>,
+}
+
+/// Buffers that were read into and are free again: new memory takes as long as the read.
+#[derive(Default)]
+struct Kept(Mutex<Vec<Vec<u8>>>);
+
+/// Larger ones are rare, and not kept.
+const LARGEST: usize = 32 << 20;
+
+impl Kept {
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        // Whole at each point where something could panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A buffer that is given back.
+struct Lent {
+    bytes: Vec<u8>,
+    kept: Arc<Kept>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let mut kept = self.kept.lock();
+        if self.bytes.capacity() <= LARGEST && kept.len() < parallel() {
+            kept.push(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+fn parallel() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl Local {
@@ -29,7 +70,7 @@ impl Local {
         let root = path.canonicalize().map_err(Error::io(path, "cannot open"))?;
         let single = !root.is_dir();
         let origin = root.display().to_string();
-        Ok(Local { root, origin, single, received: AtomicU64::new(0) })
+        Ok(Local { root, origin, single, received: AtomicU64::new(0), kept: Arc::default() })
     }
 
     fn path(&self, key: &str) -> PathBuf {
@@ -118,14 +159,15 @@ impl Place for Local {
             return Err(bad_file(path.display().to_string(), CHANGED));
         }
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let mut bytes = vec![0; len];
+        let mut bytes = self.kept.lock().pop().unwrap_or_default();
+        bytes.resize(len, 0);
         handle.read_exact_at(&mut bytes, range.start).map_err(Error::io(&path, "cannot read"))?;
         self.received.fetch_add(len as u64, Ordering::Relaxed);
-        Ok(bytes.into())
+        Ok(Bytes::from_owner(Lent { bytes, kept: self.kept.clone() }))
     }
 
     fn parallel(&self) -> usize {
-        std::thread::available_parallelism().map_or(1, usize::from)
+        parallel()
     }
 
     fn received(&self) -> u64 {

@@ -31,6 +31,16 @@ pub struct TokenGroup {
     pub lengths: Vec<u32>,
 }
 
+impl TokenGroup {
+    /// An empty one with room for so much, in huge pages where there are such: a row group is touched
+    /// once before it is given up, and half of the time of that would be page faults.
+    pub fn with_room(tokens: usize, documents: usize) -> TokenGroup {
+        let mut tokens = Vec::with_capacity(tokens);
+        crate::sys::huge(&mut tokens);
+        TokenGroup { tokens, lengths: Vec::with_capacity(documents) }
+    }
+}
+
 /// Where the bytes of a row group are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupPlace {

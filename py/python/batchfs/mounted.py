@@ -332,7 +332,7 @@ class Stream:
     def schema(self) -> dict[str, Any]:
         """What ``schema.json`` says."""
         if self._loaded is None:
-            path = self._dataset.path / self.name / "schema.json"
+            path = self._root / "schema.json"
             try:
                 self._loaded = json.loads(path.read_bytes())
             except OSError as e:
@@ -378,7 +378,8 @@ class Stream:
         path = self._root / "batch" / str(step)
         shape = self.item_shape
         if ds._tokens is not None:
-            # The records are documents of any length, and batches are rows of one.
+            # The records are documents of any length and the column's dtype, batches rows of one.
+            name = self.schema["batch"]["dtype"]
             shape = (_native.parse_lanes(ds.spec)[1],)
         if shape is not None:
             whole = [ds.local_batch, *shape]

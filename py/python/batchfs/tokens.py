@@ -32,6 +32,7 @@ class TokenLoader:
     rows of ``seq_len`` tokens; which ones is what ``batchfs mount --spec`` with the same numbers
     gives, on every machine and for any number of ranks.
 
+    ``out="uint32"`` gives tokens out without a sign, the same bits.
     For a mixture ``uri`` maps names to sources, and ``mix`` the same names to weights
     (``{"a": 0.7, "b": 0.3}``): which source each row comes from is a function of seed and step.
 
@@ -61,6 +62,7 @@ class TokenLoader:
         rank: int = 0,
         world: int = 1,
         mix: Mapping[str, Any] | None = None,
+        out: str = "int32",
         budget: int | None = None,
         column: str = "tokens",
         storage_options: Mapping[str, str] | None = None,
@@ -75,6 +77,8 @@ class TokenLoader:
             "rank": _integer(rank, "rank", 0),
             "world": _integer(world, "world", 1),
         }
+        if out not in ("int32", "uint32"):
+            raise ValueError(f"out={out!r}: tokens are given out as 'int32' or 'uint32'")
         ahead = _integer(prefetch, "prefetch", 0)
         options = {}
         for key, value in dict(storage_options or {}).items():
@@ -84,7 +88,7 @@ class TokenLoader:
             options[key] = value
         self._source = TokenSource(
             _places(uri, mix),
-            ",".join(f"{key}={value}" for key, value in numbers.items()),
+            ",".join(f"{key}={value}" for key, value in {**numbers, "out": out}.items()),
             # A float's shortest spelling is the number that was meant.
             mix=None if mix is None else ",".join(f"{name}={mix[name]}" for name in mix),
             column=column,

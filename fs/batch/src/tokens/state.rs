@@ -135,7 +135,7 @@ impl TokenState {
     pub fn check(&self, rows: &TokenRows) -> Result<(), StateError> {
         let now = TokenState::new(rows, self.step);
         let mut differs = Vec::new();
-        // Room for pieces and ranks have no influence on the order.
+        // Room for pieces, the type given out and ranks have no influence on the order.
         let (old, new) = (self.order()?, now.order()?);
         for (key, old, new) in [
             ("lanes", old.lanes, new.lanes),

@@ -17,6 +17,20 @@ pub(super) fn will_need(ranges: &[(usize, usize)]) {
     }
 }
 
+/// Has the part of `memory` that is not filled yet come in huge pages, where the machine allows. Only a
+/// hint, and only for whole huge pages in it.
+pub(crate) fn huge<T>(memory: &mut Vec<T>) {
+    const HUGE_PAGE: usize = 2 << 20;
+    let spare = memory.spare_capacity_mut();
+    let start = (spare.as_mut_ptr() as usize).next_multiple_of(HUGE_PAGE);
+    let end = spare.as_mut_ptr() as usize + size_of_val(spare);
+    let len = end.saturating_sub(start) / HUGE_PAGE * HUGE_PAGE;
+    if len > 0 {
+        // SAFETY: the range lies in memory that the vector has; the advice changes no contents.
+        unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_HUGEPAGE) };
+    }
+}
+
 /// One call for all of them (Linux 5.10), which takes a third of the time of many.
 fn at_once(ranges: &[(usize, usize)]) -> bool {
     /// A descriptor of this process and its number: a fork is another process, with other memory.
