@@ -14,6 +14,9 @@ use crate::column::{Column, Ints};
 /// Levels that are decoded at a time: they stay in the processor's cache.
 const LEVELS: u64 = 16 << 10;
 
+/// Levels that are looked at together.
+const PART: usize = 64;
+
 /// Why a chunk cannot be decoded.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -192,10 +195,17 @@ fn add_lengths(
     if values == reps.len() {
         // No row is empty, so that each level is a token.
         let mut begin = 0;
-        for (at, &rep) in reps.iter().enumerate().skip(1) {
-            if rep == 0 {
-                out.push((at - begin) as u32);
-                begin = at;
+        for (number, part) in reps.chunks(PART).enumerate() {
+            // Most parts lie within a document, and looking at all of one at once is what vector
+            // instructions do.
+            if !part.iter().fold(false, |any, &rep| any | (rep == 0)) {
+                continue;
+            }
+            for (at, &rep) in (number * PART..).zip(part) {
+                if rep == 0 && at > 0 {
+                    out.push((at - begin) as u32);
+                    begin = at;
+                }
             }
         }
         out.push((reps.len() - begin) as u32);
