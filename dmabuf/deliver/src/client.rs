@@ -251,7 +251,8 @@ impl Client {
         if let Some(lease) = value.get("lease").and_then(Value::as_u64) {
             // The kernel could not give the descriptor to this process.
             self.release(vec![lease])?;
-            let message = "this process has no descriptor left for the batch; raise its `ulimit -n`";
+            let message =
+                "this process has no descriptor left for the batch; raise its `ulimit -n`";
             return Err(ClientError::Refused {
                 errno: Errno::EMFILE as i32,
                 message: message.to_owned(),
