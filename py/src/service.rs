@@ -88,9 +88,11 @@ impl Service {
                         idle.clients.clear();
                     }
                 }
-                Err(other) => {
+                // What comes next on it may be an answer to something else.
+                Err(strange @ ClientError::Strange(_)) => return Err(strange),
+                Err(refused) => {
                     self.give_back(client);
-                    return Err(other);
+                    return Err(refused);
                 }
                 Ok(got) => {
                     self.give_back(client.clone());

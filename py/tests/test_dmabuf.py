@@ -5,6 +5,8 @@ import json
 import mmap
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -89,6 +91,44 @@ def test_refusals_are_the_errors_of_the_files(mounted):
     client.close()
     with pytest.raises(OSError, match="closed"):
         client.export("images", 0)
+
+
+STARVED = """
+import errno, os, resource, sys
+import batchfs, batchfs.dmabuf
+
+path = sys.argv[1]
+with batchfs.dmabuf.connect(path) as client:
+    client.export("images", 0).release()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as e:
+        assert e.errno == errno.EMFILE
+    for step in range(5):
+        try:
+            client.export("images", step)
+            raise SystemExit("it had no descriptor to take")
+        except OSError as e:
+            assert e.errno == errno.EMFILE and "ulimit -n" in str(e), e
+    for fd in held:
+        os.close(fd)
+    assert client.stats()["client"] == {"bytes": 0, "in_flight": 0, "leases": 0}, client.stats()
+    with client.export("images", 3) as batch:
+        print(batch.size)
+"""
+
+
+def test_a_process_without_descriptors_says_so_and_keeps_nothing(mounted, ids, images):
+    done = subprocess.run(
+        [sys.executable, "-c", STARVED, str(mounted.path)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert int(done.stdout) == images[ids(3)].nbytes
+    settles(mounted, "service_leases")
 
 
 def test_where_no_service_is(tmp_path):

@@ -243,8 +243,51 @@ def test_a_client_in_c(served, compiled, arrays, box):
         assert line == f"{step} memfd {want.nbytes} shared=1 sum={total} {tensor}"
     failed = box.tool(client, served.dir, "nope", 7, 1, check=False)
     assert failed.returncode == 1 and 'ENOENT: there is no stream "nope"' in failed.stderr
+    # A descriptor that the kernel cannot give is no batch without one, and no error without a name.
+    few = ["sh", "-c", 'ulimit -n 4; exec "$@"', "sh"]
+    failed = box.tool(*few, client, served.dir, "images", 7, 1, check=False)
+    assert failed.returncode == 1 and failed.stderr.startswith("EMFILE: "), failed.stderr
     failed = box.tool(client, box.path, "images", 7, 1, check=False)
     assert failed.returncode == 1 and "No such file" in failed.stderr
+
+
+SEQUENTIAL = "batch=4,mode=sequential"
+
+
+def test_names_with_quotes_and_backslashes(compiled, box):
+    """Names are escaped, in requests and in replies, and nothing is cut off in a reply."""
+    odd = ['a"b\\c', "é 猫", '","step":7,"x":"']
+    for i, name in enumerate(odd):
+        np.save(box.folder("odd") / f"{name}.npy", np.arange(20) + 100 * i)
+    client = compiled("client")
+    with box.mount(box.path / "odd", spec=SEQUENTIAL) as m, Service(m.dir) as service:
+        assert sorted(service.ask("hello")["streams"]) == sorted(odd)
+        for i, name in enumerate(odd):
+            batch = service.export(name, 1)
+            total = sum(batch.bytes())
+            assert batch.array().tolist() == [100 * i + n for n in range(4, 8)]
+            service.release(batch)
+            line = box.tool(client, m.dir, name, 1, 1).stdout
+            assert line.startswith(f"1 memfd 32 shared=1 sum={total} "), line
+
+
+def test_so_many_streams_that_no_reply_holds_them(box):
+    names = [f"{i:04}-{'x' * 200}" for i in range(400)]
+    folder = box.folder("many")
+    for name in names:
+        np.save(folder / f"{name}.npy", np.arange(8))
+    with box.mount(folder, spec=SEQUENTIAL) as m, Service(m.dir) as service:
+        for call in (lambda: service.ask("hello"), lambda: service.export("all", 0, face="arrow")):
+            with pytest.raises(Refused, match="at most 65536") as e:
+                call()
+            assert e.value.errno == "EMSGSIZE"
+        with pytest.raises(Refused, match='no stream "nope".*…$') as e:
+            service.export("nope", 0)
+        assert e.value.errno == "ENOENT"
+        batch = service.export(names[399], 1)
+        assert batch.array().tolist() == [4, 5, 6, 7]
+        service.release(batch)
+        assert service.ask("stats")["client"] == {"leases": 0, "bytes": 0, "in_flight": 0}
 
 
 def test_the_socket_goes_with_the_mount(box, data):

@@ -124,17 +124,44 @@ static inline ssize_t batchfs_receive(int service, char *reply, int *fd) {
     return n;
 }
 
+/* Writes `text` as the inside of a JSON string, which is cut if there is no room. */
+static inline void batchfs_quote(const char *text, char *into, size_t room) {
+    size_t n = 0;
+    for (; text && *text && n + 7 < room; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c < 0x20)
+            n += (size_t)snprintf(into + n, room - n, "\\u%04x", c);
+        else {
+            if (c == '"' || c == '\\') into[n++] = '\\';
+            into[n++] = *text;
+        }
+    }
+    into[n] = 0;
+}
+
+/* Gives a lease back; asks for no reply. */
+static inline int batchfs_give_back(int service, uint64_t lease) {
+    char request[128];
+    int n = snprintf(request, sizeof request,
+                     "{\"version\":%d,\"op\":\"release\",\"release\":[%" PRIu64 "]}",
+                     BATCHFS_PROTOCOL, lease);
+    return send(service, request, n, MSG_NOSIGNAL) == n ? 0 : -1;
+}
+
 /* Gets the batch of a step. `view` and `face` may be NULL. 0, or -1 with errno and the reason in
  * `why`, which may be NULL. One request at a time: replies are taken in the order in which they come. */
 static inline int batchfs_export(int service, const char *view, const char *stream, uint64_t step,
                                  const char *face, struct batchfs_batch *batch, char *why,
                                  size_t room) {
-    char request[4096], *reply = malloc(BATCHFS_REPLY);
+    char request[4096], names[3][2048], *reply = malloc(BATCHFS_REPLY);
     if (!reply) return -1;
+    batchfs_quote(view, names[0], sizeof names[0]);
+    batchfs_quote(stream, names[1], sizeof names[1]);
+    batchfs_quote(face, names[2], sizeof names[2]);
     int n = snprintf(request, sizeof request,
                      "{\"version\":%d,\"id\":1,\"op\":\"export\",\"view\":\"%s\",\"stream\":\"%s\","
                      "\"step\":%" PRIu64 ",\"face\":\"%s\"}",
-                     BATCHFS_PROTOCOL, view ? view : "", stream, step, face ? face : "");
+                     BATCHFS_PROTOCOL, names[0], names[1], step, names[2]);
     ssize_t got = -1;
     memset(batch, 0, sizeof *batch);
     batch->fd = -1;
@@ -143,7 +170,11 @@ static inline int batchfs_export(int service, const char *view, const char *stre
     else if (send(service, request, n, MSG_NOSIGNAL) == n)
         got = batchfs_receive(service, reply, &batch->fd);
     if (got == 0) errno = ECONNRESET;
-    if (got > 0 && batch->fd < 0) {
+    if (got > 0 && batch->fd < 0 && batchfs_find(reply, reply + got, "lease")) {
+        /* The kernel could not give the descriptor to this process. */
+        batchfs_give_back(service, batchfs_number(reply, reply + got, "lease"));
+        errno = EMFILE;
+    } else if (got > 0 && batch->fd < 0) {
         errno = (int)batchfs_number(reply, reply + got, "code");
         if (why && room) batchfs_text(reply, reply + got, "message", why, room);
         why = NULL;
@@ -179,13 +210,9 @@ static inline int batchfs_export(int service, const char *view, const char *stre
 /* Closes the descriptor and gives the batch back. No mapping of it is left then, and no page of it
  * in a pipe, a socket or a device: its memory may be filled again. */
 static inline int batchfs_release(int service, struct batchfs_batch *batch) {
-    char request[128];
     close(batch->fd);
     batch->fd = -1;
-    int n = snprintf(request, sizeof request,
-                     "{\"version\":%d,\"op\":\"release\",\"release\":[%" PRIu64 "]}",
-                     BATCHFS_PROTOCOL, batch->lease);
-    return send(service, request, n, MSG_NOSIGNAL) == n ? 0 : -1;
+    return batchfs_give_back(service, batch->lease);
 }
 
 #endif

@@ -248,6 +248,16 @@ impl Client {
             let message = error.get("message").and_then(Value::as_str).unwrap_or_default();
             return Err(ClientError::Refused { errno, message: message.to_owned() });
         }
+        if let Some(lease) = value.get("lease").and_then(Value::as_u64) {
+            // The kernel could not give the descriptor to this process.
+            self.release(vec![lease])?;
+            let message =
+                "this process has no descriptor left for the batch; raise its `ulimit -n`";
+            return Err(ClientError::Refused {
+                errno: Errno::EMFILE as i32,
+                message: message.to_owned(),
+            });
+        }
         Ok((value.get("id").and_then(Value::as_u64), Reply::Other(value)))
     }
 }

@@ -224,3 +224,30 @@ fn streams_of_different_lengths_are_no_dataset() {
     let said = refused.to_string();
     assert!(said.contains("1000") && said.contains("999"), "{said}");
 }
+
+#[test]
+fn the_last_owner_may_be_whoever_is_called_back() {
+    // Called on a thread of the engine, which then drops it and waits for its threads: not for itself.
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("s");
+    write(&path);
+    let view = view(&path, "batch=10,seed=1");
+    for step in 0..20 {
+        let engine = Arc::new(engine(4 << 20));
+        let (let_go, may_go) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let last = engine.clone();
+        engine.open(batch(step), &view, move |made| {
+            may_go.recv().unwrap();
+            let seen = made.map(|batch| bytes(&batch).to_vec());
+            let on = std::thread::current().name().unwrap_or_default().to_owned();
+            drop(last);
+            tell.send((on, seen)).unwrap();
+        });
+        drop(engine);
+        let_go.send(()).unwrap();
+        let (on, seen) = told.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(on.starts_with("fill-"), "{on}");
+        assert!(seen.unwrap() == expected(&view, step));
+    }
+}

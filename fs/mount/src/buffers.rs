@@ -1,6 +1,7 @@
 //! Batches as dma-bufs.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use batchfs_batch::{Batch, Face, Item, Key, View};
 use batchfs_dmabuf::{Body, Exported, Range, Refusal, Tensor, Udmabuf, Unavailable};
@@ -10,16 +11,47 @@ use nix::errno::Errno;
 use crate::exports::tensors;
 
 /// Makes them. The device is opened when the first one is asked for.
-pub(crate) struct Buffers(OnceLock<Result<Udmabuf, Unavailable>>);
+pub(crate) struct Buffers {
+    device: OnceLock<Result<Udmabuf, Unavailable>>,
+    copies: Copies,
+}
+
+/// Copies are no part of the arena, so that they have a limit of their own.
+struct Copies {
+    used: Arc<AtomicU64>,
+    limit: u64,
+}
+
+/// Bytes of a copy that somebody has.
+struct Counted {
+    bytes: u64,
+    used: Arc<AtomicU64>,
+}
+
+impl Copies {
+    /// Counts `bytes` as long as the result lives. An error is how many are in use.
+    fn take(&self, bytes: u64) -> Result<Counted, u64> {
+        let more = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)?;
+        Ok(Counted { bytes, used: self.used.clone() })
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 impl Buffers {
-    pub(crate) fn new() -> Buffers {
-        Buffers(OnceLock::new())
+    /// With the most bytes that all copies of batches may take.
+    pub(crate) fn new(limit: u64) -> Buffers {
+        Buffers { device: OnceLock::new(), copies: Copies { used: Arc::default(), limit } }
     }
 
     /// The device.
     pub(crate) fn device(&self) -> Result<&Udmabuf, Refusal> {
-        let opened = self.0.get_or_init(Udmabuf::open).as_ref();
+        let opened = self.device.get_or_init(Udmabuf::open).as_ref();
         opened.map_err(|e| Refusal::new(Errno::ENODEV, format!("{e}; {}", e.way_out)))
     }
 
@@ -83,6 +115,12 @@ impl Buffers {
             Some(buffer) => (Body::DmaBuf { buffer, len: size, shared: true }, Box::new(batch)),
             None => {
                 let os = |e: std::io::Error| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO));
+                let len = size.next_multiple_of(PAGE);
+                let counted = self.copies.take(len).map_err(|used| {
+                    let limit = self.copies.limit;
+                    let why = format!("{label}: no room for a copy of {len} bytes: those that others have take {used}, and may take {limit}");
+                    Refusal::new(Errno::ENOMEM, why)
+                })?;
                 let bytes = region
                     .bytes()
                     .map_err(|e| Refusal::new(os(e), format!("{label}: cannot be mapped")))?;
@@ -93,13 +131,31 @@ impl Buffers {
                     };
                     Refusal::new(errno, format!("{label}: {e}"))
                 })?;
-                let len = size.next_multiple_of(PAGE);
-                (Body::DmaBuf { buffer, len, shared: false }, Box::new(()))
+                (Body::DmaBuf { buffer, len, shared: false }, Box::new(counted))
             }
         };
         if let Body::DmaBuf { buffer, .. } = &body {
             let _ = buffer.set_name(&label);
         }
         Ok(Exported { label, body, tensors, held })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_take_what_they_may_and_give_it_back() {
+        let copies = Copies { used: Arc::default(), limit: 100 };
+        let first = copies.take(60).unwrap();
+        assert_eq!(copies.take(41).err(), Some(60));
+        assert_eq!(copies.take(u64::MAX).err(), Some(60));
+        let second = copies.take(40).unwrap();
+        drop(first);
+        assert_eq!(copies.take(61).err(), Some(40));
+        assert!(copies.take(60).is_ok());
+        drop(second);
+        assert_eq!(copies.used.load(Ordering::Relaxed), 0);
     }
 }

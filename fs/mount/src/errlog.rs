@@ -43,8 +43,8 @@ impl ErrorLog {
             log.lines.pop_front();
         }
         let time = humantime::format_rfc3339_millis(SystemTime::now());
-        // One error is one line, whatever a path may hold.
-        let message = message.to_string().replace(['\n', '\r'], " ");
+        // One error is one line, and nothing that a terminal obeys, whatever a name may hold.
+        let message = message.to_string().replace(char::is_control, " ");
         tracing::info!("{message}");
         log.lines.push_back(format!("{time} {message}\n"));
     }
@@ -65,11 +65,11 @@ mod tests {
         for i in 0..100 {
             log.add(Some("no face"), format!("flood {i}"));
         }
-        log.add(None, "a real one\nin two lines");
+        log.add(None, "a real one\nin two lines\u{1b}[31m\u{85}");
         let text = log.text();
         assert_eq!(text.lines().count(), 6);
         assert!(text.lines().next().unwrap().ends_with(" flood 0"));
-        assert!(text.ends_with(" a real one in two lines\n"));
+        assert!(text.ends_with(" a real one in two lines [31m \n"));
         for i in 0..300 {
             log.add(None, i);
         }

@@ -53,7 +53,8 @@ struct Data {
 
 impl Data {
     fn new(tree: &Arc<Tree>) -> Data {
-        Data { tree: tree.clone(), buffers: Arc::new(Buffers::new()) }
+        let buffers = Buffers::new(tree.engine.arena().limit());
+        Data { tree: tree.clone(), buffers: Arc::new(buffers) }
     }
 }
 

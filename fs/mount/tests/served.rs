@@ -269,6 +269,35 @@ fn another_user_gets_a_copy() {
     }
 }
 
+#[test]
+fn copies_that_clients_keep_have_a_limit() {
+    // Each is given back and kept, so that no lease counts it: eight of a million bytes fit into 8 MiB.
+    let more = ["--spec", "batch=10", "--memory", "8MiB"];
+    let Some(m) = mount(&[("x", &[100_001])], &more) else { return };
+    let client = m.client();
+    let mut kept = Vec::new();
+    let refused = loop {
+        match client.export(&wanted("x", kept.len() as u64)) {
+            Ok(export) => {
+                assert!(!export.descriptor.shared);
+                client.release(vec![export.descriptor.lease]).unwrap();
+                kept.push(export.file);
+            }
+            Err(ClientError::Refused { errno, message }) => break (errno, message),
+            Err(e) => panic!("{e}"),
+        }
+        assert!(kept.len() <= 8);
+    };
+    assert_eq!((kept.len(), refused.0), (8, libc::ENOMEM), "{}", refused.1);
+    assert!(refused.1.contains("take 8028160, and may take 8388608"), "{}", refused.1);
+    drop(kept);
+    let until = Instant::now() + Duration::from_secs(60);
+    while client.export(&wanted("x", 9)).is_err() {
+        assert!(Instant::now() < until, "what was let go is still counted");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Prints how long an export of a ready batch takes; asserts no time.
 #[test]
 fn the_time_of_an_export() {

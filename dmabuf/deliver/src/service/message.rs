@@ -80,8 +80,19 @@ pub struct Descriptor {
 /// A reply that refuses.
 pub(crate) fn refused(id: Option<u64>, refusal: &Refusal) -> Vec<u8> {
     let name = format!("{:?}", Errno::from_raw(refusal.errno));
-    let error = json!({ "errno": name, "code": refusal.errno, "message": refusal.message });
-    reply(json!({ "version": PROTOCOL, "id": id, "error": error }))
+    let error = json!({ "errno": name, "code": refusal.errno, "message": short(&refusal.message) });
+    json!({ "version": PROTOCOL, "id": id, "error": error }).to_string().into_bytes()
+}
+
+/// The beginning of a reason that would not fit into a reply: names may be many, and be long.
+fn short(message: &str) -> std::borrow::Cow<'_, str> {
+    // JSON has six bytes for one at most.
+    const MOST: usize = REPLY / 8;
+    if message.len() <= MOST {
+        return message.into();
+    }
+    let end = (0..=MOST).rev().find(|end| message.is_char_boundary(*end)).unwrap_or_default();
+    format!("{}…", &message[..end]).into()
 }
 
 /// Any other reply without a descriptor.
@@ -90,16 +101,38 @@ pub(crate) fn answer(id: Option<u64>, fields: Value) -> Vec<u8> {
     if let (Value::Object(whole), Value::Object(fields)) = (&mut whole, fields) {
         whole.extend(fields);
     }
-    reply(whole)
-}
-
-fn reply(value: Value) -> Vec<u8> {
-    value.to_string().into_bytes()
+    let text = whole.to_string().into_bytes();
+    if text.len() <= REPLY {
+        return text;
+    }
+    let why = format!("the answer takes {} bytes, and a reply has at most {REPLY}", text.len());
+    refused(id, &Refusal::new(Errno::EMSGSIZE, why))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_reply_is_too_long() {
+        let read = |text: Vec<u8>| {
+            assert!(text.len() <= REPLY, "{}", text.len());
+            serde_json::from_slice::<Value>(&text).unwrap()
+        };
+        let names = vec!["a stream with a name"; 5000];
+        let told = read(answer(Some(3), json!({ "streams": names })));
+        assert_eq!((&told["id"], &told["error"]["errno"]), (&json!(3), &json!("EMSGSIZE")));
+        let told = read(answer(Some(3), json!({ "streams": names[..2] })));
+        assert_eq!(told["streams"], json!(names[..2]));
+        for c in ["x", "\u{1}", "é", "\""] {
+            let why = format!("a{}", c.repeat(100_000));
+            let told = read(refused(Some(4), &Refusal::new(Errno::ENOENT, why.clone())));
+            let said = told["error"]["message"].as_str().unwrap();
+            assert!(why.starts_with(said.strip_suffix('…').unwrap()) && said.len() > 8000);
+        }
+        let told = read(refused(None, &Refusal::new(Errno::ENOENT, "a b")));
+        assert_eq!(told["error"]["message"], "a b");
+    }
 
     #[test]
     fn what_is_no_request_says_why_and_keeps_its_number() {

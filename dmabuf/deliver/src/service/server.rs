@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -25,7 +26,7 @@ const STOP: u64 = 1;
 const FIRST: u64 = 2;
 
 /// How often it is looked whether dma-bufs were let go outside.
-const LOOK: u16 = 200;
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Clients that are accepted before those that are there have their turn.
 const TURN: usize = 64;
@@ -43,7 +44,13 @@ pub(crate) struct Server {
     /// Closed when there is no other descriptor, to be able to turn a client away.
     spare: Mutex<Option<OwnedFd>>,
     /// dma-bufs that no client has any more, and a device, or somebody whom it was passed to, has.
-    outside: Mutex<Vec<Exported>>,
+    outside: Mutex<Outside>,
+}
+
+struct Outside {
+    held: Vec<Exported>,
+    /// When the kernel was asked for them.
+    asked: Instant,
 }
 
 struct Clients {
@@ -74,7 +81,7 @@ impl Server {
             figures: Arc::default(),
             clients: Mutex::new(Clients { next: FIRST, all: HashMap::new() }),
             spare: Mutex::new(spare()),
-            outside: Mutex::default(),
+            outside: Mutex::new(Outside { held: Vec::new(), asked: Instant::now() }),
         })
     }
 
@@ -90,7 +97,10 @@ impl Server {
     pub(super) fn run(self: &Arc<Self>) {
         let mut events = [EpollEvent::empty()];
         while !self.stopping.load(Ordering::Acquire) {
-            let wait = if self.look_outside() { LOOK.into() } else { EpollTimeout::NONE };
+            let wait = match self.look_outside() {
+                true => EpollTimeout::try_from(LOOK).unwrap_or(EpollTimeout::MAX),
+                false => EpollTimeout::NONE,
+            };
             match self.epoll.wait(&mut events, wait) {
                 Ok(0) | Err(Errno::EINTR) => continue,
                 Ok(_) => {}
@@ -152,7 +162,7 @@ impl Server {
         self.figures.refusals.fetch_add(1, Ordering::Relaxed);
         if there.is_err() {
             // Else the clients that wait are told of again and again.
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         there.is_ok()
     }
@@ -215,24 +225,28 @@ impl Server {
     pub(super) fn let_go(&self, exported: impl Iterator<Item = Exported>) {
         let held: Vec<Exported> = exported.filter(Exported::is_held).collect();
         if !held.is_empty() {
-            self.outside().extend(held);
+            self.outside().held.extend(held);
             // Another thread may wait without an end.
             let _ = self.stop.write(1);
         }
     }
 
-    fn outside(&self) -> MutexGuard<'_, Vec<Exported>> {
+    fn outside(&self) -> MutexGuard<'_, Outside> {
         self.outside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees what was let go outside; whether something is left.
+    /// Frees what was let go outside; whether something is left. They may be many: requests that come
+    /// meanwhile do not wait for each to be looked at again.
     fn look_outside(&self) -> bool {
         let mut outside = self.outside();
-        let (held, free) = std::mem::take(&mut *outside).into_iter().partition(Exported::is_held);
-        *outside = held;
-        let left = !outside.is_empty();
+        if outside.held.is_empty() || outside.asked.elapsed() < LOOK {
+            return !outside.held.is_empty();
+        }
+        let all = std::mem::take(&mut outside.held);
+        let (held, free): (Vec<_>, Vec<_>) = all.into_iter().partition(Exported::is_held);
+        *outside = Outside { held, asked: Instant::now() };
+        let left = !outside.held.is_empty();
         drop(outside);
-        let free: Vec<Exported> = free;
         drop(free);
         left
     }

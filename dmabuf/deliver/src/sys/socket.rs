@@ -62,7 +62,8 @@ pub(crate) fn receive(socket: impl AsFd, room: &mut [u8], files: bool) -> io::Re
         }
     };
     let mut file = None;
-    if files {
+    // Cut off is what this process has no descriptor left for: the packet came without it.
+    if files && !got.flags.contains(MsgFlags::MSG_CTRUNC) {
         for message in got.cmsgs()? {
             if let ControlMessageOwned::ScmRights(fds) = message {
                 for fd in fds {
