@@ -46,9 +46,9 @@ class TokenLoader:
     environment's ``AWS_*`` and the like, and are never shown.
 
     Threads may share a loader: each step is given to one of them. Whatever is made ahead, the
-    position is that of the next step that is given. A step that cannot be read raises, and is tried again by the next one who asks. The loader ends its threads when
-    it is closed, forgotten, or the interpreter ends; in a child made by ``fork`` it raises
-    ``RuntimeError``.
+    position is that of the next step that is given. A step that cannot be read raises, and is tried
+    again by the next one who asks. The loader ends its threads when it is closed, forgotten, or the
+    interpreter ends; in a child made by ``fork`` it raises ``RuntimeError``.
 
     Raises ``ValueError`` for settings that do not fit, ``StoreError`` for damaged data,
     ``OSError`` for what cannot be read.
