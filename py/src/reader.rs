@@ -18,6 +18,9 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Reads the steps of a source, one at a time.
 pub struct Reader {
     rows: Arc<Rows>,
+    /// Some of the source is not on this machine. A thread costs some microseconds a step, and who
+    /// reads files here is not kept waiting.
+    far: bool,
     thread: Mutex<Option<Thread>>,
 }
 
@@ -53,7 +56,8 @@ impl Drop for Reader {
 
 impl Reader {
     pub fn new(rows: Arc<Rows>) -> Reader {
-        Reader { rows, thread: Mutex::default() }
+        let far = rows.is_far();
+        Reader { rows, far, thread: Mutex::default() }
     }
 
     fn kept(&self) -> MutexGuard<'_, Option<Thread>> {
@@ -66,6 +70,10 @@ impl Reader {
     /// # Errors
     /// Those of the source, as exceptions.
     pub fn read(&self, step: u64, gone: &dyn Fn() -> bool) -> PyResult<Step> {
+        let raised = |failure: Failure| Python::attach(|py| failure.raised(py));
+        if !self.far {
+            return self.rows.read(step).map_err(raised);
+        }
         let kept = self.kept().take();
         let thread = kept.map_or_else(|| Thread::start(self.rows.clone()), Ok)?;
         let failed = || PyRuntimeError::new_err("batchfs itself failed; please report this");
@@ -74,7 +82,7 @@ impl Reader {
             match thread.told.recv_timeout(LOOK) {
                 Ok(read) => {
                     *self.kept() = Some(thread);
-                    return read.map_err(|failure| Python::attach(|py| failure.raised(py)));
+                    return read.map_err(raised);
                 }
                 // The thread is left to itself.
                 Err(RecvTimeoutError::Timeout) if gone() => {

@@ -52,6 +52,11 @@ pub struct Step {
 }
 
 impl Rows {
+    /// Whether some of the source lies in object storage.
+    pub fn is_far(&self) -> bool {
+        self.rows.tokens().origins().iter().any(|origin| origin.contains("://"))
+    }
+
     /// Whether its threads are in a parent of this process.
     pub fn is_left(&self) -> bool {
         self.born != generation()
