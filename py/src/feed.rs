@@ -1,13 +1,14 @@
 //! Where a pipeline's batches come from: sampled records, or the steps of a token source.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 
 use crate::draw::{Drawer, Drawn};
+use crate::reader::Reader;
 use crate::shards::{Readers, Shard};
-use crate::tokens::{Rows, Step, TokenSource};
+use crate::tokens::{Step, TokenSource};
 
 /// A batch of this many bytes is large.
 const LARGE: u64 = 4 << 20;
@@ -26,7 +27,7 @@ pub enum Made {
 pub enum Feed {
     Records(Box<Records>),
     Tokens {
-        rows: Arc<Rows>,
+        reader: Reader,
         /// The next step; `None` after the last one that there is.
         next: Mutex<Option<u64>>,
     },
@@ -44,7 +45,7 @@ impl Feed {
     }
 
     pub fn tokens(source: &TokenSource) -> Feed {
-        Feed::Tokens { rows: source.rows(), next: Mutex::new(Some(0)) }
+        Feed::Tokens { reader: Reader::new(source.rows()), next: Mutex::new(Some(0)) }
     }
 
     /// Whether it has threads of its own, which a child made by `fork` lacks.
@@ -87,16 +88,23 @@ impl Feed {
     }
 
     /// Makes a batch, without the interpreter but for a transform. `alone` is said if no other thread
-    /// makes one. As long as `turn` is held, nobody draws or makes the next one.
+    /// makes one. As long as `turn` is held, nobody draws or makes the next one. Once `gone` says that
+    /// nobody wants it, a source that does not answer is not waited for.
     ///
     /// # Errors
     /// Those of the data, and of the transform.
-    pub fn make(&self, drawn: &Drawn, alone: bool, turn: MutexGuard<'_, ()>) -> PyResult<Made> {
+    pub fn make(
+        &self,
+        drawn: &Drawn,
+        alone: bool,
+        turn: MutexGuard<'_, ()>,
+        gone: &dyn Fn() -> bool,
+    ) -> PyResult<Made> {
         match self {
             Feed::Records(records) => records.make(&drawn.ids, alone, turn),
-            Feed::Tokens { rows, .. } => {
+            Feed::Tokens { reader, .. } => {
                 drop(turn);
-                rows.read(drawn.step.unwrap_or(0)).map(Made::Step)
+                reader.read(drawn.step.unwrap_or(0), gone).map(Made::Step)
             }
         }
     }

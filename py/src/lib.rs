@@ -11,6 +11,7 @@ mod index;
 mod mapped;
 mod pack;
 mod pipeline;
+mod reader;
 mod room;
 mod sampler;
 mod service;

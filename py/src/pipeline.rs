@@ -37,6 +37,8 @@ struct State {
     ready: BTreeMap<u64, (PyResult<Made>, Option<u64>)>,
     /// The ticket for which the sampler had nothing more.
     end: Option<u64>,
+    /// Consumers that wait for a batch.
+    waiting: u64,
     paused: bool,
     stopped: bool,
 }
@@ -104,7 +106,7 @@ impl Pipeline {
             let mut state = self.state();
             while !state.stopped
                 && !state.paused
-                && (state.end.is_some() || state.taken - state.delivered >= self.window)
+                && (state.end.is_some() || state.taken - state.delivered >= self.allowed(&state))
             {
                 if self.workers == 0 {
                     return None;
@@ -139,6 +141,12 @@ impl Pipeline {
         }
     }
 
+    /// How many batches may be alive that were not delivered. Where none is made ahead there is one
+    /// for each consumer who waits.
+    fn allowed(&self, state: &State) -> u64 {
+        if self.window == 0 { state.waiting } else { self.window }
+    }
+
     fn made(
         &self,
         drawn: PyResult<Drawn>,
@@ -149,8 +157,9 @@ impl Pipeline {
             Err(e) => return (Err(e), None),
         };
         // A consumer must not wait for a thread that is gone.
-        let made =
-            catch_unwind(AssertUnwindSafe(|| self.feed.make(&drawn, self.workers == 0, plan)));
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            self.feed.make(&drawn, self.workers == 0, plan, &|| self.state().stopped)
+        }));
         let failed = || PyRuntimeError::new_err("batchfs itself failed; please report this");
         (made.unwrap_or_else(|_| Err(failed())), drawn.step)
     }
@@ -180,8 +189,13 @@ impl Pipeline {
         let over = |s: &State| s.stopped || s.end == Some(s.delivered);
         if next(&state).is_none() && !over(&state) {
             let waits = |s: &mut State| next(s).is_none() && !over(s);
+            state.waiting += 1;
+            if self.window == 0 {
+                self.room.notify_all();
+            }
             let woken = self.filled.wait_timeout_while(state, LOOK, waits);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            state.waiting -= 1;
         }
         if state.stopped {
             return Popped::End;
@@ -207,7 +221,8 @@ impl Pipeline {
         made.map(|made| self.feed.told(py, made?)).transpose()
     }
 
-    fn with(feed: Feed, workers: usize, prefetch: u64, ordered: bool) -> Pipeline {
+    /// At most `window` batches are alive that were not delivered.
+    fn with(feed: Feed, workers: usize, window: u64, ordered: bool) -> Pipeline {
         let state = State {
             run: 0,
             taken: 0,
@@ -216,13 +231,14 @@ impl Pipeline {
             step: feed.step(),
             ready: BTreeMap::new(),
             end: None,
+            waiting: 0,
             paused: false,
             stopped: false,
         };
         Pipeline {
             feed,
             workers,
-            window: if workers == 0 { u64::MAX } else { prefetch.saturating_add(workers as u64) },
+            window,
             ordered,
             born: generation(),
             plan: Mutex::new(()),
@@ -264,15 +280,18 @@ impl Pipeline {
             )));
         }
         let feed = Feed::records(readers, drawer, transform);
-        Ok(Pipeline::with(feed, workers, prefetch, ordered))
+        let window = match workers {
+            0 => u64::MAX,
+            workers => prefetch.saturating_add(workers as u64),
+        };
+        Ok(Pipeline::with(feed, workers, window, ordered))
     }
 
     /// The steps of a token source, up to `prefetch` of them made ahead by a thread, which is to
-    /// `work`.
+    /// `work`. With 0 it makes those that somebody waits for, so that a wait can be interrupted.
     #[staticmethod]
     fn tokens(source: &TokenSource, prefetch: u64) -> Pipeline {
-        let workers = usize::from(prefetch > 0);
-        Pipeline::with(Feed::tokens(source), workers, prefetch.saturating_sub(1), true)
+        Pipeline::with(Feed::tokens(source), 1, prefetch, true)
     }
 
     /// Views at each position.

@@ -36,7 +36,7 @@ pub struct Rows {
 impl Drop for Rows {
     fn drop(&mut self) {
         // In a child the threads do not exist, and their locks may be held for ever: it is leaked.
-        if self.born != generation() {
+        if self.is_left() {
             std::mem::forget(self.rows.clone());
         }
     }
@@ -52,23 +52,30 @@ pub struct Step {
 }
 
 impl Rows {
+    /// Whether some of the source lies in object storage.
+    pub fn is_far(&self) -> bool {
+        self.rows.tokens().origins().iter().any(|origin| origin.contains("://"))
+    }
+
+    /// Whether its threads are in a parent of this process.
+    pub fn is_left(&self) -> bool {
+        self.born != generation()
+    }
+
     /// Makes a step, without the interpreter.
     ///
     /// # Errors
-    /// Those of the source, as exceptions.
-    pub fn read(&self, number: u64) -> PyResult<Step> {
+    /// Those of the source.
+    pub fn read(&self, number: u64) -> Result<Step, gather::Failure> {
         let spec = self.rows.lanes().spec();
         let bytes = (spec.rows() * spec.seq_len) as usize * size_of::<i32>();
-        let made = (|| {
-            let mut block = self.pool.take(bytes)?;
-            let from = self.rows.read(number, &mut block.bytes_mut()[..bytes])?;
-            let shape = Box::new([spec.rows() as i64, spec.seq_len as i64]);
-            let memory = of_block(room::Block::Host(block), bytes);
-            let tokens = Tensor { memory, dtype: self.rows.dtype(), shape, readonly: false };
-            let epoch = self.rows.lanes().epoch_of(number);
-            Ok(Step { number, epoch, tokens, from, pool: self.pool.clone() })
-        })();
-        made.map_err(|failure: gather::Failure| Python::attach(|py| failure.raised(py)))
+        let mut block = self.pool.take(bytes)?;
+        let from = self.rows.read(number, &mut block.bytes_mut()[..bytes])?;
+        let shape = Box::new([spec.rows() as i64, spec.seq_len as i64]);
+        let memory = of_block(room::Block::Host(block), bytes);
+        let tokens = Tensor { memory, dtype: self.rows.dtype(), shape, readonly: false };
+        let epoch = self.rows.lanes().epoch_of(number);
+        Ok(Step { number, epoch, tokens, from, pool: self.pool.clone() })
     }
 }
 
@@ -282,7 +289,7 @@ impl TokenSource {
 
     /// Counters: bytes received, row groups decoded, those found in memory, bytes in memory, budget.
     fn figures(&self, py: Python<'_>) -> PyResult<BTreeMap<&'static str, u64>> {
-        if self.rows.born != generation() {
+        if self.rows.is_left() {
             return Err(PyRuntimeError::new_err(LEFT));
         }
         let figures = py.detach(|| self.rows.rows.tokens().figures());

@@ -447,3 +447,67 @@ def test_mixtures(tmp_path):
     for args in ((places, None), (places["a"], mix)):
         with pytest.raises(TypeError, match="mixture"):
             TokenLoader(args[0], mix=args[1], **SETTINGS)
+
+
+def test_weights_are_any_decimals(tmp_path):
+    places = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    for number, place in enumerate(places.values()):
+        write(place / "x.parquet", documents(number, 300))
+    for mix, told in (
+        ({"a": 1e-05, "b": 1.0}, "a=1,b=100000"),
+        ({"a": np.float64(0.5), "b": 1}, "a=1,b=2"),
+        ({"a": 250000000.0, "b": "0.5"}, "a=500000000,b=1"),
+    ):
+        if told.endswith("b=1"):
+            with pytest.raises(ValueError, match="weight of b is too small"):
+                TokenLoader(places, mix=mix, **SETTINGS)
+            continue
+        with TokenLoader(places, mix=mix, **SETTINGS) as loader:
+            assert f'"mix":"{told}"' in loader.checkpoint().decode()
+    for weight in (1 / 3, float("nan"), float("inf"), -0.5, 0.0, True):
+        with pytest.raises(ValueError, match="no weight"):
+            TokenLoader(places, mix={"a": weight, "b": 1}, **SETTINGS)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+def test_threads_share_a_loader(folder, expected, prefetch):
+    with TokenLoader(folder, **SETTINGS, prefetch=prefetch) as loader:
+        seen, lock = [], threading.Lock()
+
+        def take():
+            for _ in range(25):
+                batch = loader.next()
+                with lock:
+                    seen.append(batch)
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for step, batch in enumerate(sorted(seen, key=lambda batch: batch.step)):
+            check(batch, expected, step)
+        assert loader.step == len(seen) == 100
+        state = loader.checkpoint()
+        check(loader.next(), expected, 100)
+        loader.resume(state)
+        check(loader.next(), expected, 100)
+
+
+def test_nothing_is_made_ahead_unless_it_is_wanted(folder, expected):
+    with TokenLoader(folder, **SETTINGS, prefetch=0) as loader:
+        assert loader.figures["row_groups_decoded"] == 0
+        check(loader.next(), expected, 0)
+        assert loader._pipeline.undelivered == 0
+
+
+def test_a_state_is_bytes(loader):
+    state = loader.checkpoint()
+    loader.next()
+    for same in (bytearray(state), memoryview(state)):
+        loader.resume(same)
+        assert loader.step == 0 and batchfs.merge([same]) == state
+    for wrong in (5, 1 << 62, None, [1], "text"):
+        for use in (loader.resume, lambda state: batchfs.merge([state])):
+            with pytest.raises(TypeError):
+                use(wrong)

@@ -1,10 +1,16 @@
 """Token streams from an S3 server, in this process."""
 
+import json
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
+from urllib.parse import urlsplit
 
 import batchfs
 import numpy as np
@@ -75,3 +81,87 @@ def test_refusals_keep_secrets(served):
     with pytest.raises(batchfs.StoreError, match="regoin") as refused:
         TokenLoader("s3://bucket/data", storage_options={**options, "regoin": "x"}, **SETTINGS)
     assert SECRET not in repr(refused.value)
+
+
+class Relay:
+    """Passes a server's bytes on, until it is told to hang."""
+
+    def __init__(self, endpoint):
+        self.backend = urlsplit(endpoint).port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            client = self.listener.accept()[0]
+            server = socket.create_connection(("127.0.0.1", self.backend))
+            for a, b in ((client, server), (server, client)):
+                threading.Thread(target=self.pass_on, args=(a, b), daemon=True).start()
+
+    def pass_on(self, a, b):
+        try:
+            while data := a.recv(1 << 16):
+                self.goes_on.wait()
+                b.sendall(data)
+            b.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+WAITS = """
+import glob, json, sys, time, batchfs
+settings = json.load(sys.stdin)
+loader = batchfs.TokenLoader("s3://bucket/data", **settings)
+loader.next()
+print("read", flush=True)
+while not open(sys.argv[2]).read():
+    time.sleep(0.01)
+loader.seek(int(sys.argv[1]))
+print("waits", flush=True)
+try:
+    loader.next()
+except KeyboardInterrupt:
+    assert loader.step == int(sys.argv[1])
+    loader.close()
+    tasks = glob.glob("/proc/self/task/*/comm")
+    assert "read\\n" in [open(task).read() for task in tasks], "it was waited for"
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_who_waits_for_a_server_that_hangs_can_leave(served, tmp_path, prefetch):
+    """By Ctrl-C, and by the end of the process: neither waits for the server."""
+    _, options = served
+    relay = Relay(options["endpoint"])
+    settings = {**SETTINGS, "storage_options": {**options, "endpoint": relay.endpoint}}
+    with pytest.raises(ValueError, match="needs") as told:
+        TokenLoader("s3://bucket/data", **settings, budget=1)
+    # Room for what one step needs, and for nothing that lies ahead.
+    budget = int(re.search(r"needs (\d+) bytes", str(told.value))[1])
+    go = tmp_path / "go"
+    go.write_text("")
+    child = subprocess.Popen(
+        [sys.executable, "-c", WAITS, "40", str(go)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child.stdin.write(json.dumps({**settings, "prefetch": prefetch, "budget": budget}))
+    child.stdin.close()
+    try:
+        assert child.stdout.readline() == "read\n"
+        relay.goes_on.clear()
+        go.write_text("go")
+        assert child.stdout.readline() == "waits\n"
+        time.sleep(0.5)
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == "interrupted\n"
+        assert child.wait(60) == 0
+    finally:
+        relay.goes_on.set()
+        child.kill()
+        child.wait(30)

@@ -119,13 +119,24 @@ def open_fuse():
         yield
         return
     with open("/run/lock/batchfs-test-fuse", "a+") as told:
-        fcntl.flock(told, fcntl.LOCK_EX)
-        told.seek(0)
-        if not told.read():
-            told.write(f"{stat.S_IMODE(fuse.stat().st_mode):o}")
-            told.flush()
-        fuse.chmod(0o666)
-        fcntl.flock(told, fcntl.LOCK_SH)
+        while True:
+            try:
+                fcntl.flock(told, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # Another run has it open; it is not to be waited for until that one ends.
+                fcntl.flock(told, fcntl.LOCK_SH)
+                told.seek(0)
+                if told.read():
+                    break
+                fcntl.flock(told, fcntl.LOCK_UN)
+                continue
+            told.seek(0)
+            if not told.read():
+                told.write(f"{stat.S_IMODE(fuse.stat().st_mode):o}")
+                told.flush()
+            fuse.chmod(0o666)
+            fcntl.flock(told, fcntl.LOCK_SH)
+            break
         yield
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(told, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness import errno_of
+from harness import errno_of, needs_root
 from safetensors.numpy import load_file
 from token_data import Expected, by_duckdb, by_polars, by_pyarrow, documents, table
 
@@ -475,3 +475,30 @@ def test_a_run_that_is_killed_goes_on_with_other_ranks(box):
             assert done == want[: len(done)], f"attempt {attempt}, {world} ranks"
             attempt += 1
         assert done == want
+
+
+def test_data_at_any_depth_are_found(box):
+    """As by hive's folders, and with links that lead up."""
+    folder = box.path / "data"
+    by_pyarrow(folder / "y=1/m=2/d=3/h=4/zone=5/part=6/a.parquet", documents(1, 400))
+    (folder / "y=1/up").symlink_to(folder)
+    assert "is there a link to a folder above?" in box.fails("ls", folder, "--spec", SPEC)
+    (folder / "y=1/up").unlink()
+    (folder / "y=1/_up").symlink_to(folder)
+    with box.mount(folder, spec=SPEC) as m:
+        assert len(m.read("tokens/batch/0")) == 6 * 16 * 4
+    assert box.run("cat", folder, "tokens/batch/0", "--spec", SPEC, text=False).stdout
+
+
+@needs_root
+def test_a_full_disk_of_the_index_gets_nothing_that_stays(box):
+    folder, disk = box.path / "data", box.folder("disk")
+    for i in range(80):
+        by_pyarrow(folder / f"{i}.parquet", documents(i, 4))
+    box.tool("mount", "-t", "tmpfs", "-o", "size=4k", "none", disk)
+    try:
+        told = box.run("index", folder, "--json", env={"BATCHFS_CACHE_DIR": str(disk)})
+        assert json.loads(told.stdout)["documents"] == 320
+        assert not list(disk.iterdir())
+    finally:
+        box.tool("umount", disk)

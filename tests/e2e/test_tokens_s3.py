@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 from datetime import datetime, timezone
@@ -11,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import s3
-from harness import errno_of, wait_for
+from harness import alive, errno_of, mounts_at, wait_for
 from token_data import by_pyarrow, documents
 
 SPEC = "lanes=4,window=3,seq_len=16,seed=7"
@@ -322,3 +323,33 @@ except OSError as e:
         path = far / f"tokens/batch/{step}"
         wait_for(lambda: errno_of(path.read_bytes) is None, "it recovers", 60)
         assert path.read_bytes() == near.read(f"tokens/batch/{step}")
+
+
+@pytest.mark.parametrize("way", ["signal", pytest.param("lazy", marks=pytest.mark.full)])
+def test_a_mount_ends_while_its_source_hangs(box, bucket, front, way):
+    with box.mount("s3://bucket/data", spec=SPEC, env=s3.environment(front.port)) as m:
+        m.read("tokens/batch/0")
+        step = m.config()["steps_per_cycle"] // 2
+        front.fault = lambda method, path, n: "hang"
+        code = """
+import sys
+print("ready", flush=True)
+try:
+    open(sys.argv[1], "rb").read()
+except OSError:
+    sys.exit(7)
+"""
+        asked = len(front.seen)
+        readers = [box.python(code, m / f"tokens/batch/{step + i}") for i in range(8)]
+        wait_for(lambda: len(front.seen) > asked, "somebody waits")
+        said = box.fails("umount", m.dir)
+        assert "in use" in said and "waiting for a file to open" in said
+        daemon = box.daemon(m.dir)
+        if way == "lazy":
+            box.run("umount", "--lazy", m.dir)
+        else:
+            for _ in range(2):
+                os.kill(daemon, signal.SIGTERM)
+        wait_for(lambda: not mounts_at(m.dir), "it is gone from the tree", 30)
+        assert {reader.wait(120) for reader in readers} == {7}
+        wait_for(lambda: not alive(daemon), "the daemon has ended", 120)

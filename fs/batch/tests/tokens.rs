@@ -6,6 +6,7 @@ mod memory;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use batchfs_batch::{Dataset, Error, LaneSpec, StateError, TokenRows, TokenState, Tokens, View};
 use batchfs_store::TokenSource as _;
@@ -140,6 +141,41 @@ fn many_threads_at_many_places_share_the_least_budget() {
         }
     });
     assert!(rows.tokens().figures().used <= needed);
+}
+
+#[test]
+fn who_needs_all_of_the_budget_gets_it_beside_many_who_need_little() {
+    let source = Memory::new(equal_groups(40, 10, 10));
+    // A step is a little less than a window, so that most begin in one and end in the next.
+    let text = "lanes=5,window=8,seq_len=150,seed=8";
+    let error = Tokens::new(source.clone(), spec(text), Some(1), 1).err().unwrap();
+    let Error::Budget { needed, .. } = error else { panic!("{error}") };
+    let large = rows(&source, text, Some(needed));
+    let small = spec("lanes=1,window=1,seq_len=8,seed=3");
+    let small = TokenRows::new(large.tokens().clone(), small).unwrap();
+    source.slow.store(200, Ordering::Relaxed);
+    let (steps, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (small, steps, done) = (&small, &steps, &done);
+            scope.spawn(move || {
+                let mut number = thread * 1_000_003;
+                while !done.load(Ordering::Relaxed) && steps.load(Ordering::Relaxed) < 20_000 {
+                    step(small, number % 100_000);
+                    number += 7919;
+                    steps.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for number in [1, 2, 1001, 1002] {
+            while steps.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            step(&large, number);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(steps.load(Ordering::Relaxed) < 20_000, "it had to wait until they were through");
 }
 
 #[test]

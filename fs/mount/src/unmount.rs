@@ -38,7 +38,13 @@ pub enum UnmountError {
 }
 
 pub(crate) fn in_use(holders: &[String]) -> String {
-    if holders.is_empty() { String::new() } else { format!(" by {}", holders.join(", ")) }
+    match holders {
+        // Who waits in open has no descriptor yet.
+        [] => {
+            " by somebody who cannot be seen: of another user, or waiting for a file to open".into()
+        }
+        _ => format!(" by {}", holders.join(", ")),
+    }
 }
 
 /// Unmounts the batchfs mount at `dir`. With `lazy` it goes from the tree at once, and from the

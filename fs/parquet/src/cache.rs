@@ -61,9 +61,11 @@ pub(crate) fn store(folder: &Path, origin: &str, column: &str, files: &[Indexed]
         fs::create_dir_all(folder)?;
         let target = path(folder, origin, column);
         let temp = target.with_extension(format!("tmp-{}", std::process::id()));
-        let mut file = fs::File::create(&temp)?;
-        file.write_all(format!("{}\n{body}", sum(&body)).as_bytes())?;
-        fs::rename(&temp, &target).inspect_err(|_| drop(fs::remove_file(&temp)))
+        let written = fs::File::create(&temp)
+            .and_then(|mut file| file.write_all(format!("{}\n{body}", sum(&body)).as_bytes()))
+            .and_then(|()| fs::rename(&temp, &target));
+        // A full disk is not to be filled with what nobody reads.
+        written.inspect_err(|_| drop(fs::remove_file(&temp)))
     };
     if let Err(error) = write() {
         tracing::warn!("{}: the index cannot be kept: {error}", folder.display());

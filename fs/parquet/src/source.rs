@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -48,7 +48,11 @@ pub struct ParquetTokens {
 /// Whether `source` is Parquet for all that can be seen without opening it: an address, a Parquet
 /// file, or a folder that has one.
 pub fn is_parquet(source: &str) -> bool {
-    fn holds(folder: &Path, depth: usize) -> bool {
+    /// Each folder is looked into once, whatever links there are.
+    fn holds(folder: &Path, seen: &mut HashSet<PathBuf>) -> bool {
+        if !folder.canonicalize().is_ok_and(|real| seen.insert(real)) {
+            return false;
+        }
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let mut folders = Vec::new();
         for entry in entries {
@@ -64,13 +68,13 @@ pub fn is_parquet(source: &str) -> bool {
                 return true;
             }
         }
-        depth > 0 && folders.iter().any(|folder| holds(folder, depth - 1))
+        folders.iter().any(|folder| holds(folder, seen))
     }
     if source.contains("://") {
         return true;
     }
     let path = Path::new(source);
-    if path.is_dir() { holds(path, 4) } else { has_suffix(source) }
+    if path.is_dir() { holds(path, &mut HashSet::new()) } else { has_suffix(source) }
 }
 
 impl ParquetTokens {

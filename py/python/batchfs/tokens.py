@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from ._native import Pipeline, TokenBatch, TokenSource
@@ -34,7 +36,8 @@ class TokenLoader:
 
     ``out="uint32"`` gives tokens out without a sign, the same bits.
     For a mixture ``uri`` maps names to sources, and ``mix`` the same names to weights
-    (``{"a": 0.7, "b": 0.3}``): which source each row comes from is a function of seed and step.
+    (``{"a": 0.7, "b": 0.3}``, with at most nine digits behind the point): which source each row
+    comes from is a function of seed and step.
 
     ``budget`` bounds the bytes of decoded row groups (4 a token and 48 a document); ``None`` takes
     what a step needs and a window more to read ahead. ``prefetch`` steps are made ahead by a
@@ -42,10 +45,10 @@ class TokenLoader:
     cores if 0. ``storage_options`` (``endpoint``, ``region``, ``access_key_id`` …) come before the
     environment's ``AWS_*`` and the like, and are never shown.
 
-    Whatever is made ahead, the position is that of the next step that is given. A step that cannot
-    be read raises, and is tried again by the next one who asks. The loader ends its threads when
-    it is closed, forgotten, or the interpreter ends; in a child made by ``fork`` it raises
-    ``RuntimeError``.
+    Threads may share a loader: each step is given to one of them. Whatever is made ahead, the
+    position is that of the next step that is given. A step that cannot be read raises, and is tried
+    again by the next one who asks. The loader ends its threads when it is closed, forgotten, or the
+    interpreter ends; in a child made by ``fork`` it raises ``RuntimeError``.
 
     Raises ``ValueError`` for settings that do not fit, ``StoreError`` for damaged data,
     ``OSError`` for what cannot be read.
@@ -89,8 +92,7 @@ class TokenLoader:
         self._source = TokenSource(
             _places(uri, mix),
             ",".join(f"{key}={value}" for key, value in {**numbers, "out": out}.items()),
-            # A float's shortest spelling is the number that was meant.
-            mix=None if mix is None else ",".join(f"{name}={mix[name]}" for name in mix),
+            mix=None if mix is None else ",".join(f"{name}={_weight(mix[name])}" for name in mix),
             column=column,
             budget=None if budget is None else _integer(budget, "budget", 0),
             threads=_integer(threads, "threads", 0),
@@ -99,10 +101,10 @@ class TokenLoader:
         self.rank, self.world = numbers["rank"], numbers["world"]
         self._step: int | None = 0
         self._closed = self._failed = False
+        self._lock, self._process = threading.RLock(), os.getpid()
         self._pipeline = Pipeline.tokens(self._source, ahead)
         self._threads = [
             threading.Thread(target=self._pipeline.work, name="batchfs-tokens", daemon=True)
-            for _ in range(min(1, ahead))
         ]
         self._finalizer = weakref.finalize(self, _end, self._pipeline, self._threads)
         for thread in self._threads:
@@ -154,21 +156,29 @@ class TokenLoader:
 
     def next(self) -> TokenBatch:
         """The next step, of whatever epoch."""
-        if self._closed:
-            raise RuntimeError("this TokenLoader is closed")
-        step = self.step
-        if self._failed:
-            # Not before: what was made ahead meanwhile has failed, too.
-            self.seek(step)
-        try:
-            batch = self._pipeline.next()
-        except Exception:
-            self._failed = True
-            raise
-        if batch is None:
-            raise RuntimeError("this TokenLoader is closed")
-        self._step = step + 1 if step + 1 < 2**64 else None
-        return batch
+        with self._turn():
+            if self._closed:
+                raise RuntimeError("this TokenLoader is closed")
+            step = self.step
+            if self._failed:
+                # Not before: what was made ahead meanwhile has failed, too.
+                self.seek(step)
+            try:
+                batch = self._pipeline.next()
+            except Exception:
+                self._failed = True
+                raise
+            if batch is None:
+                raise RuntimeError("this TokenLoader is closed")
+            self._step = step + 1 if step + 1 < 2**64 else None
+            return batch
+
+    def _turn(self) -> contextlib.AbstractContextManager[Any]:
+        """One thread at a time, so that the position is that of what was given.
+
+        In a child made by fork the lock can be held for ever; all that it guards raises there.
+        """
+        return self._lock if self._process == os.getpid() else contextlib.nullcontext()
 
     def __iter__(self) -> Iterator[TokenBatch]:
         epoch = self.epoch
@@ -180,10 +190,11 @@ class TokenLoader:
         number = operator.index(step)
         if not 0 <= number < 2**64:
             raise ValueError(f"step {number} is not valid; it is 0 to 2^64 - 1")
-        if self._closed:
-            raise RuntimeError("this TokenLoader is closed")
-        self._pipeline.set_position(0, number)
-        self._step, self._failed = number, False
+        with self._turn():
+            if self._closed:
+                raise RuntimeError("this TokenLoader is closed")
+            self._pipeline.set_position(0, number)
+            self._step, self._failed = number, False
 
     def checkpoint(self) -> bytes:
         """The position, as bytes: the next step of all ranks, and what it is a step of.
@@ -199,7 +210,7 @@ class TokenLoader:
         changed since, and names what differs; the position is then as it was. With ``force`` the
         step is taken all the same, and a warning is logged. Where the data lie makes no difference.
         """
-        step, differs = self._source.read_state(bytes(state))
+        step, differs = self._source.read_state(bytes(memoryview(state)))
         if differs is not None:
             if not force:
                 raise ValueError(
@@ -239,10 +250,15 @@ def _places(uri: Any, mix: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [("", os.fspath(uri))]
 
 
+def _weight(weight: Any) -> str:
+    # A float's shortest spelling is the number that was meant, but without an exponent.
+    return f"{Decimal(repr(float(weight))):f}" if isinstance(weight, float) else str(weight)
+
+
 def merge(parts: Iterable[bytes]) -> bytes:
     """Joins the checkpoints of all ranks into one.
 
     They have to be at the same step of the same run: ``ValueError`` names the first two that are
     not.
     """
-    return _merge([bytes(part) for part in parts])
+    return _merge([bytes(memoryview(part)) for part in parts])

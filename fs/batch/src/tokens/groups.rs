@@ -67,6 +67,11 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
+    /// The bytes that all row groups in memory may take.
+    pub(crate) fn budget(&self) -> u64 {
+        self.inner.budget
+    }
+
     /// A row group that was asked for.
     pub(crate) fn get(&self, group: usize) -> Option<&TokenGroup> {
         self.groups.get(&group).map(|group| &**group)

@@ -11,6 +11,8 @@ use crate::{Error, Result};
 
 /// Windows whose pieces are kept.
 const WINDOWS: usize = 8;
+/// Those that are kept, however large they are: a step can begin in one and end in the other.
+const LEAST: usize = 2;
 /// Epochs whose order is kept.
 const EPOCHS: usize = 3;
 
@@ -103,9 +105,45 @@ impl Windows {
             |place: usize| pinned.get(groups[place]).map_or(&[][..], |group| &group.lengths);
         let pieces = Arc::new(WindowPieces::new(&self.lanes, epoch, *window, lengths));
         kept.push_back(pieces.clone());
-        if kept.len() > WINDOWS {
-            kept.pop_front();
-        }
+        trim(&mut kept, pinned.budget() / 2);
         pieces
+    }
+}
+
+/// Forgets the oldest. Of very short documents pieces take more memory than tokens, so that their number
+/// alone does not bound them.
+fn trim(kept: &mut VecDeque<Arc<WindowPieces>>, room: u64) {
+    let bytes = |kept: &VecDeque<Arc<WindowPieces>>| kept.iter().map(|p| p.bytes()).sum::<u64>();
+    while kept.len() > WINDOWS || (kept.len() > LEAST && bytes(kept) > room) {
+        kept.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_windows_stay_while_there_is_room() {
+        let spec: LaneSpec = "lanes=2,window=1,seq_len=4".parse().unwrap();
+        let lanes = Lanes::new(spec, vec![30; 12].into()).unwrap();
+        let epoch = lanes.epoch(0);
+        let all: VecDeque<Arc<WindowPieces>> = (0..12)
+            .map(|index| {
+                let window = epoch.window(index).unwrap();
+                Arc::new(WindowPieces::new(&lanes, &epoch, window, |_| &[1; 30][..]))
+            })
+            .collect();
+        let one = all[0].bytes();
+        assert!(one > 30 * 16);
+        let left = |room: u64| {
+            let mut kept = all.clone();
+            trim(&mut kept, room);
+            assert_eq!(kept.back().unwrap().window(), all[11].window());
+            kept.len()
+        };
+        assert_eq!(left(u64::MAX), WINDOWS);
+        assert_eq!(left(0), LEAST);
+        assert_eq!(left(3 * one + one / 2), 3);
     }
 }

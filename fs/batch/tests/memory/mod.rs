@@ -16,6 +16,8 @@ pub struct Memory {
     counts: Vec<GroupCounts>,
     reads: AtomicU64,
     pub broken: Mutex<HashSet<usize>>,
+    /// Microseconds that a read takes.
+    pub slow: AtomicU64,
 }
 
 impl Memory {
@@ -39,6 +41,7 @@ impl Memory {
             counts,
             reads: AtomicU64::new(0),
             broken: Mutex::default(),
+            slow: AtomicU64::new(0),
         })
     }
 
@@ -66,6 +69,10 @@ impl TokenSource for Memory {
 
     fn read(&self, group: usize) -> Result<TokenGroup> {
         self.reads.fetch_add(1, Ordering::Relaxed);
+        match self.slow.load(Ordering::Relaxed) {
+            0 => {}
+            micros => std::thread::sleep(std::time::Duration::from_micros(micros)),
+        }
         if self.broken.lock().unwrap().contains(&group) {
             let why = "is broken".to_owned();
             return Err(Store::RowGroup {
