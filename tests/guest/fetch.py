@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # Where a kernel of 6.12 or newer is.
 SUITES = ("trixie", "bookworm-backports")
@@ -38,6 +37,16 @@ def run(*args: str, cwd: Path | None = None, environment: dict[str, str] | None 
         last = (e.stderr.strip() or e.stdout.strip() or "no word").splitlines()[-1]
         raise Missing(f"{args[0]}: {last}") from None
     return done.stdout
+
+
+def mirror() -> str:
+    """Where this machine's APT gets Debian from."""
+    wanted = ("--format", "$(REPO_URI)", "Identifier: Packages")
+    places = run("apt-get", "indextargets", *wanted).split()
+    for place in places:
+        if place.rstrip("/").endswith("/debian"):
+            return place
+    raise Missing("APT has no mirror of Debian")
 
 
 class Apt:
@@ -85,12 +94,13 @@ def kernel(cache: Path) -> Path:
     if (place / "vmlinuz").exists():
         return place
     why = []
+    source = mirror()
     for suite in SUITES:
         with tempfile.TemporaryDirectory(dir=cache) as name:
             work = Path(name)
             try:
                 signed = f"[signed-by={KEYRING}]"
-                apt = Apt(work / "apt", f"deb {signed} {MIRROR} {suite} main\n")
+                apt = Apt(work / "apt", f"deb {signed} {source} {suite} main\n")
                 images = [
                     p for p in apt.depends("linux-image-amd64") if p.startswith("linux-image-")
                 ]
