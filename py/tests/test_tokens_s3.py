@@ -120,8 +120,8 @@ print("read", flush=True)
 while not open(sys.argv[2]).read():
     time.sleep(0.01)
 loader.seek(int(sys.argv[1]))
-print("waits", flush=True)
 try:
+    print("waits", flush=True)
     loader.next()
 except KeyboardInterrupt:
     assert loader.step == int(sys.argv[1])
