@@ -1,5 +1,6 @@
 //! Where a pipeline's batches come from: sampled records, or the steps of a token source.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyStopIteration;
@@ -37,11 +38,18 @@ pub struct Records {
     readers: Readers,
     drawer: Drawer,
     transform: Option<Py<PyAny>>,
+    /// Whether the last batch was large.
+    large: AtomicBool,
 }
 
 impl Feed {
     pub fn records(readers: Readers, drawer: Drawer, transform: Option<Py<PyAny>>) -> Feed {
-        Feed::Records(Box::new(Records { readers, drawer, transform }))
+        Feed::Records(Box::new(Records {
+            readers,
+            drawer,
+            transform,
+            large: AtomicBool::new(false),
+        }))
     }
 
     pub fn tokens(source: &TokenSource) -> Feed {
@@ -51,6 +59,20 @@ impl Feed {
     /// Whether it has threads of its own, which a child made by `fork` lacks.
     pub fn has_threads(&self) -> bool {
         matches!(self, Feed::Tokens { .. })
+    }
+
+    /// Whether batches are so large that they are made one at a time.
+    pub fn is_large(&self) -> bool {
+        match self {
+            Feed::Records(records) => records.large.load(Ordering::Relaxed),
+            Feed::Tokens { .. } => false,
+        }
+    }
+
+    /// Whether batches are copies of records with nothing to be done after, so that none takes much
+    /// longer than another.
+    pub fn only_copies(&self) -> bool {
+        matches!(self, Feed::Records(records) if records.transform.is_none())
     }
 
     /// What is said in such a child.
@@ -162,7 +184,9 @@ impl Records {
     /// in order, so that none has to be kept until an earlier one is there.
     fn gather(&self, ids: &[u64], alone: bool, turn: MutexGuard<'_, ()>) -> PyResult<Vec<Shard>> {
         let bytes = self.readers.record_bytes().saturating_mul(ids.len() as u64);
-        if bytes >= LARGE {
+        let large = bytes >= LARGE;
+        self.large.store(large, Ordering::Relaxed);
+        if large {
             return self.readers.gather(ids, true);
         }
         drop(turn);

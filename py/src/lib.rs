@@ -8,6 +8,7 @@ mod feed;
 mod gather;
 mod gpu;
 mod index;
+mod local;
 mod mapped;
 mod pack;
 mod pipeline;
@@ -42,6 +43,8 @@ mod native {
     use super::allocator::{Allocation, Allocator};
     #[pymodule_export]
     use super::command_line;
+    #[pymodule_export]
+    use super::local::Local;
     #[pymodule_export]
     use super::mapped::{map_dense, map_parts, map_ragged};
     #[pymodule_export]

@@ -25,6 +25,9 @@ use crate::tokens::TokenSource;
 /// How often a consumer that waits looks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// A consumer who had to wait after as many batches in a row that were ready is an irregular one.
+const REGULAR: u32 = 4;
+
 struct State {
     /// Changes when the position is set: what was under way then is thrown away.
     run: u64,
@@ -39,6 +42,10 @@ struct State {
     end: Option<u64>,
     /// Consumers that wait for a batch.
     waiting: u64,
+    /// How many large batches are made ahead.
+    ahead: u64,
+    /// Batches in a row that were ready when they were asked for.
+    prompt: u32,
     paused: bool,
     stopped: bool,
 }
@@ -143,8 +150,17 @@ impl Pipeline {
 
     /// How many batches may be alive that were not delivered. Where none is made ahead there is one
     /// for each consumer who waits.
+    ///
+    /// Large ones are made by all threads: another one ready would only take up memory, unless
+    /// consumers come so irregularly that they had to wait now and then.
     fn allowed(&self, state: &State) -> u64 {
-        if self.window == 0 { state.waiting } else { self.window }
+        match self.window {
+            0 => state.waiting,
+            most if self.workers == 0 || !self.feed.only_copies() => most,
+            most if self.feed.is_large() => most.min(state.ahead + state.waiting.min(1)),
+            // The one that was just delivered is still the consumer's when the next is begun.
+            most => most.saturating_sub(1).max(1),
+        }
     }
 
     fn made(
@@ -187,7 +203,13 @@ impl Pipeline {
             first.filter(|ticket| !self.ordered || *ticket == s.delivered)
         };
         let over = |s: &State| s.stopped || s.end == Some(s.delivered);
-        if next(&state).is_none() && !over(&state) {
+        if next(&state).is_some() {
+            state.prompt = state.prompt.saturating_add(1);
+        } else if !over(&state) {
+            // Where each one is waited for, more of them ahead would not be made any sooner.
+            if std::mem::take(&mut state.prompt) >= REGULAR {
+                state.ahead = state.ahead.saturating_add(1).min(self.window.max(1));
+            }
             let waits = |s: &mut State| next(s).is_none() && !over(s);
             state.waiting += 1;
             if self.window == 0 {
@@ -232,6 +254,8 @@ impl Pipeline {
             ready: BTreeMap::new(),
             end: None,
             waiting: 0,
+            ahead: 1,
+            prompt: 0,
             paused: false,
             stopped: false,
         };

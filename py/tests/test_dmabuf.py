@@ -137,7 +137,7 @@ def test_where_no_service_is(tmp_path):
 
 
 def test_open_uses_it_in_cached_mode_and_gives_back(data, ids, images, tokens):
-    with batchfs.mount(data, spec=SPEC, cached=True) as ds:
+    with batchfs.mount(data, spec=SPEC, cached=True, local=False) as ds:
         kept = [ds["images"].batch[step] for step in range(5)]
         assert metrics(ds)["service_leases"] == 5
         part = kept[3][7:9]
@@ -171,7 +171,7 @@ def test_what_is_held_never_changes(data, ids, images):
 
 
 def test_without_the_service_files_do(data, ids, images, capfd):
-    with batchfs.mount(data, spec=SPEC, cached=True) as ds:
+    with batchfs.mount(data, spec=SPEC, cached=True, local=False) as ds:
         socket = Path(
             json.loads((ds.path / ".batchfs/config.json").read_bytes())["service"]["socket"]
         )
@@ -191,7 +191,7 @@ def test_more_than_a_client_may_have_is_read_from_files(data, ids, images):
 
 
 def test_forks(data, ids, images):
-    with batchfs.mount(data, spec=SPEC, cached=True) as ds:
+    with batchfs.mount(data, spec=SPEC, cached=True, local=False) as ds:
         mine = ds["images"].batch[0]
 
         def child():
@@ -209,7 +209,7 @@ def test_forks(data, ids, images):
 
 def test_threads(data, ids, images):
     failed = []
-    with batchfs.mount(data, spec=SPEC, cached=True) as ds:
+    with batchfs.mount(data, spec=SPEC, cached=True, local=False) as ds:
 
         def work(first: int) -> None:
             for step in range(first, 200, 8):
@@ -228,7 +228,7 @@ def test_threads(data, ids, images):
 
 
 def test_nothing_grows(data):
-    with batchfs.mount(data, spec=SPEC, cached=True) as ds:
+    with batchfs.mount(data, spec=SPEC, cached=True, local=False) as ds:
         stream = ds["labels"].batch
 
         def held() -> tuple[int, int]:

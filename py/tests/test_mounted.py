@@ -20,9 +20,14 @@ pytestmark = pytest.mark.usefixtures("fuse")
 SPEC = "mode=cyclic,batch=32,seed=7"
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["best", "cached"])
+@pytest.fixture(scope="module", params=["local", "service", "files", "cached"])
 def mounted(request, data):
-    with batchfs.mount(data, spec=SPEC, cached=request.param) as ds:
+    """A mount, and one of the ways that its batches come by."""
+    way = request.param
+    with batchfs.mount(data, spec=SPEC, cached=way == "cached", local=way == "local") as ds:
+        assert ds._service is not None
+        if way == "files":
+            ds._service = None
         yield ds
 
 
@@ -48,6 +53,56 @@ def test_batches_are_those_of_the_spec(mounted, ids, images, labels, tokens, box
                 assert np.array_equal(part.numpy(), record)
     steps = [b.step for b in mounted.batches(5, 9)]
     assert steps == [5, 6, 7, 8]
+
+
+def test_small_raw_batches_are_read_here(mounted, images, ids):
+    local = {name: mounted[name]._local is not None for name in mounted}
+    if not mounted.local:
+        assert not any(local.values())
+        return
+    # Those that have to be decoded, and larger ones, are the daemon's to make.
+    assert local == {"images": True, "tokens": True, "boxes": False, "labels": False}
+    assert mounted.view(batch=32, seed=7)["images"]._local is not None
+    assert mounted.view(batch=8192, mode="iid")["images"]._local is None
+    before = reads(mounted)
+    for step in range(20):
+        assert np.array_equal(mounted["images"].batch[step].numpy(), images[ids(step)])
+    assert reads(mounted) == before
+
+
+def reads(ds):
+    """Opens of batches that the daemon has counted."""
+    lines = (ds.path / ".batchfs/metrics").read_text().splitlines()
+    return next(line for line in lines if line.startswith("batchfs_opens_total"))
+
+
+def test_other_records_in_their_place_are_not_taken_for_them(tmp_path, images):
+    with DenseWriter(tmp_path / "x", np.uint8, (3, 8, 8), codec="raw") as w:
+        w.append(images)
+    with batchfs.mount(tmp_path / "x", batch=32, seed=7) as ds:
+        want = ds["x"].batch[3].numpy().copy()
+        assert ds["x"]._local is not None
+        os.rename(tmp_path / "x", tmp_path / "old")
+        with DenseWriter(tmp_path / "x", np.uint8, (3, 8, 8), codec="raw") as w:
+            w.append(255 - images)
+        again = batchfs.open(ds.path)
+        assert again["x"]._local is None and np.array_equal(again["x"].batch[3].numpy(), want)
+        # What is open already stays what it is.
+        assert np.array_equal(ds["x"].batch[3].numpy(), want)
+    with batchfs.mount(tmp_path / "old", batch=32, seed=7, verify="always") as ds:
+        assert ds["old"]._local is None and np.array_equal(ds["old"].batch[3].numpy(), want)
+
+
+def test_a_path_that_is_no_mount_any_more(data, tmp_path, images):
+    folder = tmp_path / "mnt"
+    folder.mkdir()
+    with batchfs.mount(data, folder, spec=SPEC) as ds:
+        held = ds["images"].batch[0].numpy()
+        other = batchfs.open(folder)
+        assert other["images"]._local is not None
+    with pytest.raises(OSError):
+        other["images"].batch[0]
+    assert held.shape == (32, 3, 8, 8)
 
 
 def test_records(mounted, images, tokens, boxes):
@@ -194,7 +249,7 @@ def test_errors_come_with_the_mounts_reason(tmp_path, images):
 def test_a_dead_daemon_is_an_error_and_mapped_data_stays(data, tmp_path, images, ids):
     place = tmp_path / "mnt"
     place.mkdir()
-    with batchfs.mount(data, place, batch=32, seed=7) as ds:
+    with batchfs.mount(data, place, batch=32, seed=7, local=False) as ds:
         if ds.config["delivery"] != "passthrough":
             pytest.skip("needs passthrough: cached pages go with the daemon")
         held = ds["images"].batch[0].numpy()

@@ -237,7 +237,6 @@ impl Shared {
     }
 
     pub(crate) fn give_back(&self, id: u64, memory: Memory, shown: Shown) {
-        let again = memory.is_mapped() && (shown == Shown::Inside || self.can_ask);
         // Those who had it on loan have closed it by now, as a rule.
         let back = match shown {
             Shown::Inside => true,
@@ -246,10 +245,10 @@ impl Shared {
         };
         let mut state = self.lock();
         let Some(holder) = state.live.remove(&id) else { return };
-        if back && again {
+        if back {
             state.put_idle(memory);
-        } else if !back && self.can_ask {
-            let again = again && shown == Shown::Lent;
+        } else if self.can_ask {
+            let again = shown == Shown::Lent;
             state.outside.push_back((Holder { outside: true, ..holder }, memory, again));
         } else {
             state.used -= holder.bytes;
@@ -271,7 +270,8 @@ impl State {
         Some(memory)
     }
 
-    fn put_idle(&mut self, memory: Memory) {
+    fn put_idle(&mut self, mut memory: Memory) {
+        memory.used = true;
         let len = memory.len();
         self.idle_bytes += Arena::charge(len as u64);
         self.idle_count += 1;
@@ -365,7 +365,7 @@ mod tests {
         drop(r.freeze());
         assert_eq!(a.stats().idle, 8192);
         let mut r = a.alloc(5000, label("two")).unwrap();
-        assert!(r.is_mapped());
+        assert!(!r.is_new());
         assert_eq!(r.bytes_mut().unwrap()[0], 1, "the idle region is used again");
         r.bytes_mut().unwrap().fill(2);
         let region = r.freeze();
@@ -466,7 +466,7 @@ mod tests {
         let a = arena(64 << 20);
         let bytes: Vec<u8> = (0..5_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
         let mut r = a.alloc(bytes.len(), label("written")).unwrap();
-        assert!(!r.is_mapped());
+        assert!(r.is_new());
         let (front, back) = bytes.split_at(2 << 20);
         r.write_at(back, front.len() as u64).unwrap();
         r.write_at(front, 0).unwrap();
@@ -485,12 +485,24 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_only_written_is_not_kept() {
-        let a = arena(1 << 20);
-        let mut r = a.alloc(5000, label("written")).unwrap();
-        r.write_at(&[1; 5000], 0).unwrap();
-        drop(r);
-        assert_eq!(a.stats(), Stats { limit: 1 << 20, ..Stats::default() });
+    fn one_that_was_written_and_only_lent_is_filled_again_through_a_mapping() {
+        for a in arenas(1 << 20) {
+            let mut r = a.alloc(5000, label("written")).unwrap();
+            r.write_at(&[1; 5000], 0).unwrap();
+            let region = r.freeze();
+            drop(region.lend().unwrap());
+            drop(region);
+            assert_eq!(a.stats().idle, 8192);
+            let mut again = a.alloc(5000, label("again")).unwrap();
+            assert!(!again.is_new());
+            let bytes = again.bytes_mut().unwrap();
+            assert!(bytes.iter().all(|b| *b == 1), "the same pages");
+            bytes.fill(2);
+            let lent = std::fs::File::from(again.freeze().lend().unwrap());
+            let mut seen = vec![0; 5000];
+            std::os::unix::fs::FileExt::read_exact_at(&lent, &mut seen, 0).unwrap();
+            assert!(seen.iter().all(|b| *b == 2), "{:?}", a.backing());
+        }
     }
 
     #[test]

@@ -118,6 +118,7 @@ impl Maker {
             folder,
             name: OnceLock::new(),
             sealed: AtomicBool::new(false),
+            used: false,
         })
     }
 }
@@ -154,6 +155,8 @@ pub(crate) struct Memory {
     /// Its name there, once it was lent.
     name: OnceLock<CString>,
     sealed: AtomicBool,
+    /// It was filled and came back.
+    pub(crate) used: bool,
 }
 
 impl Memory {
@@ -161,8 +164,9 @@ impl Memory {
         self.len.get()
     }
 
-    pub(crate) fn is_mapped(&self) -> bool {
-        self.map.get().is_some()
+    /// Whether its pages are still to be had from the system.
+    pub(crate) fn is_new(&self) -> bool {
+        !self.used && self.map.get().is_none()
     }
 
     /// What it holds. Maps it, the first time.

@@ -66,9 +66,10 @@ impl RegionMut {
         self.0.memory.as_ref().map_or(0, Memory::len)
     }
 
-    /// Whether it is mapped already: then this is the way to fill it, the pages are there.
-    pub fn is_mapped(&self) -> bool {
-        self.0.memory.as_ref().is_some_and(Memory::is_mapped)
+    /// Whether its memory is new, so that the kernel has yet to make its pages. Once they are there a
+    /// mapping is the way to fill them.
+    pub fn is_new(&self) -> bool {
+        self.0.memory.as_ref().is_some_and(Memory::is_new)
     }
 
     /// The region's bytes, in a mapping that is made the first time.

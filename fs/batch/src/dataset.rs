@@ -11,6 +11,7 @@ use crate::layout::{Array, Fill};
 use crate::order::Order;
 use crate::render::Picture;
 use crate::resident::{self, Resident};
+use crate::stamp::stamp;
 use crate::tokens::{Documents, TokenRows, Tokens};
 use crate::{Error, Face, Item, Key, Layout, Result, ViewSpec};
 
@@ -36,6 +37,8 @@ pub struct Dataset {
     resident: BTreeMap<u16, Arc<Resident>>,
     /// What whoever mounts it should know.
     notes: Vec<String>,
+    /// What each stream's source was when it was opened, if that is told.
+    stamps: Vec<Option<String>>,
 }
 
 impl Dataset {
@@ -63,6 +66,7 @@ impl Dataset {
             tokens: None,
             resident: BTreeMap::new(),
             notes: Vec::new(),
+            stamps: Vec::new(),
         })
     }
 
@@ -79,6 +83,7 @@ impl Dataset {
             tokens: Some(tokens),
             resident: BTreeMap::new(),
             notes: Vec::new(),
+            stamps: Vec::new(),
         }
     }
 
@@ -123,6 +128,19 @@ impl Dataset {
     /// The stream with this number, if it is in memory.
     pub fn resident(&self, number: u16) -> Option<&Arc<Resident>> {
         self.resident.get(&number)
+    }
+
+    /// Has `schema.json` tell what the streams' sources are, so that another process can see
+    /// whether it finds the same ones, and read records by itself.
+    #[must_use]
+    pub fn stamped(mut self) -> Dataset {
+        self.stamps = self.streams.iter().map(|s| stamp(s.stream.origin())).collect();
+        self
+    }
+
+    /// What the source of the stream with this number was, if that is told.
+    pub(crate) fn stamp_of(&self, number: u16) -> Option<&str> {
+        self.stamps.get(usize::from(number))?.as_deref()
     }
 
     /// What whoever mounts it should know, a line each.

@@ -78,6 +78,9 @@ impl View {
     /// What `schema.json` of the stream with this number says.
     pub fn schema(&self, stream: u16) -> Option<Value> {
         let mut out = self.dataset().stream(stream)?.describe();
+        if let Some(stamp) = self.dataset().stamp_of(stream) {
+            out["stamp"] = stamp.into();
+        }
         if let Some(rows) = self.rows() {
             out["batch"] = json!({
                 "dtype": rows.dtype(),

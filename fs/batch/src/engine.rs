@@ -342,7 +342,7 @@ impl Inner {
         let wanted = self.lock().slots.is_wanted(key);
         let split = wanted && layout.size >= WORTH_A_POOL && self.pool.current_num_threads() > 1;
         // Writing is for new memory alone, and its kernel lock lets one thread at a time.
-        let filled = if self.shown.load(Ordering::Relaxed) && !region.is_mapped() && !split {
+        let filled = if self.shown.load(Ordering::Relaxed) && region.is_new() && !split {
             write(view, key.number, &ids, layout, &mut region)
         } else {
             region.bytes_mut().map_err(Failure::Region).and_then(|out| {

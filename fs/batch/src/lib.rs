@@ -22,6 +22,7 @@ mod predict;
 mod render;
 mod resident;
 mod slots;
+mod stamp;
 mod tokens;
 mod write;
 
@@ -34,6 +35,7 @@ pub use layout::{Array, Fill, Layout, Pieces};
 pub use metrics::Metrics;
 pub use order::ViewSpec;
 pub use resident::{Piece, Resident};
+pub use stamp::stamp;
 pub use tokens::{Provenance, StateError, StepPart, TokenFigures, TokenRows, TokenState, Tokens};
 
 pub use batchfs_sampler::lanes::{LaneSpec, Mix, SourceRow};

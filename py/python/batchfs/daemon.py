@@ -34,7 +34,7 @@ class mount:
     ``src`` is what ``batchfs mount`` takes; ``dir`` the folder to mount on, a temporary one if not
     given. The order is a ``spec`` as text, or its keys (``batch=256, seed=42, rank=3, world=8``).
     ``memory``, ``threads``, ``verify``, ``log`` (a file), ``cached`` and ``allow_other`` are the
-    options of ``batchfs mount``; ``writable`` is that of :func:`batchfs.open`.
+    options of ``batchfs mount``; ``writable`` and ``local`` are those of :func:`batchfs.open`.
 
     The daemon is a process of its own. At the end it is unmounted; tensors that are left stay
     valid.
@@ -55,6 +55,7 @@ class mount:
         cached: bool = False,
         allow_other: bool = False,
         writable: bool = True,
+        local: bool = True,
         **keys: Any,
     ) -> None:
         if spec is not None and keys:
@@ -69,7 +70,8 @@ class mount:
             for part in (f"--{key}", _text(key, value))
         ]
         self._options += ["--cached"] * cached + ["--allow-other"] * allow_other
-        self._src, self._dir, self._writable = os.fspath(src), dir, writable
+        self._src, self._dir = os.fspath(src), dir
+        self._writable, self._local = writable, local
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._mounted: str | None = None
 
@@ -84,7 +86,7 @@ class mount:
             raise OSError(f"cannot mount {self._src}: {said}")
         self._mounted = folder
         try:
-            return Dataset(folder, writable=self._writable)
+            return Dataset(folder, writable=self._writable, local=self._local)
         except BaseException:
             self._end()
             raise

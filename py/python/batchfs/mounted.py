@@ -1,11 +1,13 @@
 """Datasets that are mounted: the batches of a mount as tensors.
 
-Nothing runs in this process for it: a batch is a file that is mapped.
+Nothing runs in this process for it: a batch is a file that is mapped. A small one is copied from the
+records themselves where this process can read them, which takes less time than to open a file.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import operator
 import os
@@ -21,15 +23,18 @@ from .store import RaggedBatch
 __all__ = ["Dataset", "Stream", "open"]
 
 
-def open(path: str | os.PathLike[str], *, writable: bool = True) -> Dataset:
+def open(path: str | os.PathLike[str], *, writable: bool = True, local: bool = True) -> Dataset:
     """Opens a mount that anyone has made.
 
     With ``writable`` the tensors may be written to: pages that are become this process's own, and
     nobody else sees it. Otherwise they are read-only, which consumers of DLPack 1.x are told.
 
+    With ``local`` batches of up to 1 MiB of uncompressed records are copied from the mount's source, if
+    this process finds it and may read it: they are the same, sooner. Otherwise all come from the mount.
+
     Raises ``FileNotFoundError`` if no mount is there, ``OSError`` if its daemon is gone.
     """
-    return Dataset(path, writable=writable)
+    return Dataset(path, writable=writable, local=local)
 
 
 def _number(value: Any) -> int:
@@ -51,11 +56,14 @@ class Dataset:
         path: str | os.PathLike[str],
         *,
         writable: bool = True,
+        local: bool = True,
         _spec: str | None = None,
     ) -> None:
         self.path = Path(path)
         """The folder that the dataset is mounted on."""
         self.writable = writable
+        self.local = local
+        """Whether small batches are read from the records themselves, where that is possible."""
         config = self.path / ".batchfs" / "config.json"
         try:
             self.config: dict[str, Any] = json.loads(config.read_bytes())
@@ -66,10 +74,10 @@ class Dataset:
         except OSError as e:
             raise self._explain(e, "") from None
         self._view = _spec
-        # Cached mode copies; the service hands out the pages themselves, to whoever may have them.
+        # Cached mode copies, and what the kernel passes through is in new memory each time. The service
+        # hands out the pages themselves, and fills them again.
         link = self.path / ".batchfs" / "service.sock"
-        serves = self.config.get("service") and self.config["delivery"] == "cached"
-        self._service = _native.Service(link) if serves else None
+        self._service = _native.Service(link) if self.config.get("service") else None
         self.spec: str = _spec or self.config["spec"]
         """The order, in its canonical spelling."""
         self._tokens: int | None = self.config.get("epoch_tokens")
@@ -143,7 +151,7 @@ class Dataset:
         if spec is not None and keys:
             raise TypeError("view takes a spec as text or as keys, not both")
         _, canonical = self._parse(text)
-        made = Dataset(self.path, writable=self.writable, _spec=canonical)
+        made = Dataset(self.path, writable=self.writable, local=self.local, _spec=canonical)
         try:
             os.stat(made._root)
         except OSError as e:
@@ -204,15 +212,15 @@ class Dataset:
         return self.config["records"]
 
     def __reduce__(self) -> tuple:
-        return _opened, (os.path.abspath(self.path), self.writable, self._view)
+        return _opened, (os.path.abspath(self.path), self.writable, self.local, self._view)
 
     def __repr__(self) -> str:
         names = ", ".join(self._streams)
         return f"<Dataset {self.path}: {names}; {len(self)} records, {self.spec}>"
 
 
-def _opened(path: str, writable: bool, spec: str | None) -> Dataset:
-    return Dataset(path, writable=writable, _spec=spec)
+def _opened(path: str, writable: bool, local: bool, spec: str | None) -> Dataset:
+    return Dataset(path, writable=writable, local=local, _spec=spec)
 
 
 class Batch(Mapping):
@@ -370,8 +378,23 @@ class Stream:
         """Records by id."""
         return _Files(self._record)
 
+    @functools.cached_property
+    def _local(self) -> Any:
+        """The records themselves, if it is these that small batches are made of."""
+        ds, schema = self._dataset, self.schema
+        if not ds.local or ds._tokens is not None or "stamp" not in schema:
+            return None
+        told = (schema["source"], schema["stamp"], schema["dtype"], schema["records"])
+        return _native.Local.of(ds.path, *told, ds.spec)
+
     def _batch(self, step: int) -> Any:
-        ds, name = self._dataset, self.schema["dtype"]
+        ds = self._dataset
+        local = self._local
+        if local is not None:
+            read = local.batch(step, ds.writable)
+            if read is not None:
+                return read
+        name = self.schema["dtype"]
         handed = ds._handed(self.name, step)
         if handed and len(handed) == (3 if self.ragged else 1):
             return RaggedBatch(*handed) if self.ragged else handed[0]
