@@ -19,6 +19,12 @@ from .turns import Contestant, Context, Samples, require
 
 SPEC = "mode=cyclic,batch=256,seed=7"
 
+FRESH = "fresh name: open, read a byte, close"
+BYTE = "a byte to another thread and back"
+# Microseconds before each call: enough to fill a small batch ahead; and so many that a virtual machine's
+# other core is asleep, and has to be woken for anything that crosses over.
+AWAKE, ASLEEP = 200, 1000
+
 
 @contextmanager
 def mounted(ctx: Context, work: Workload, *more: str) -> Iterator[Path]:
@@ -164,11 +170,14 @@ def latency(ctx: Context) -> None:
         def call(what: str, path: Path) -> Contestant:
             return lambda _: ctx.bench.ask("latency", what=what, path=path, count=count)["ns"]
 
-        def row(where: Path) -> Contestant:
+        def trip(pause: int) -> Contestant:
+            return lambda _: ctx.bench.ask("round_trip", count=count, pause_us=pause)["ns"]
+
+        def row(where: Path, pause: int) -> Contestant:
             def run(turn: int) -> Samples:
-                start = 0 if where == plain else 1000 + turn * 2 * fresh
+                start = 0 if where == plain else 1000 + (turn * 1000 + pause) * 2 * fresh
                 got = ctx.bench.ask(
-                    "fresh", dir=where, suffix="", start=start, count=fresh, pause_us=1000
+                    "fresh", dir=where, suffix="", start=start, count=fresh, pause_us=pause
                 )
                 # A few steps until the mount has seen that they come in order.
                 return got["ns"][8:]
@@ -180,14 +189,14 @@ def latency(ctx: Context) -> None:
                 "mount": call("open_close", ready),
                 "plain file": call("open_close", plain / "0"),
             },
-            "fresh name: open, read a byte, close": {
-                "mount": row(folder),
-                "plain file": row(plain),
+            FRESH: {"mount": row(folder, AWAKE), "plain file": row(plain, AWAKE)},
+            f"{FRESH}; after {ASLEEP / 1000:g} ms": {
+                "mount": row(folder, ASLEEP),
+                "plain file": row(plain, ASLEEP),
             },
             "stat": {"mount": call("stat", ready), "plain file": call("stat", plain / "0")},
-            "a byte to another thread and back": {
-                "socket": lambda _: ctx.bench.ask("round_trip", count=count)["ns"]
-            },
+            BYTE: {"socket": trip(0)},
+            f"{BYTE}; after {ASLEEP / 1000:g} ms": {"socket": trip(ASLEEP)},
         }
         for name, contestants in rows.items():
             for who, samples in ctx.take_turns(contestants).items():

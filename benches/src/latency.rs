@@ -34,8 +34,8 @@ pub fn time(what: What, path: &Path, count: usize) -> anyhow::Result<Vec<u64>> {
 }
 
 /// Nanoseconds of each of `count` ways of a byte to another thread and back, over a socket: what
-/// waking two threads in turn costs on this machine.
-pub fn round_trips(count: usize) -> anyhow::Result<Vec<u64>> {
+/// waking two threads in turn costs on this machine, `pause_us` after the last time.
+pub fn round_trips(count: usize, pause_us: u64) -> anyhow::Result<Vec<u64>> {
     let (mut ours, mut theirs) = UnixStream::pair()?;
     let echo = std::thread::spawn(move || {
         let mut byte = [0];
@@ -44,6 +44,7 @@ pub fn round_trips(count: usize) -> anyhow::Result<Vec<u64>> {
     let mut taken = Vec::with_capacity(count);
     let mut byte = [0];
     for _ in 0..count {
+        spin(pause_us);
         let start = Instant::now();
         ours.write_all(&byte)?;
         ours.read_exact(&mut byte)?;
@@ -82,10 +83,7 @@ pub fn fresh(
     let mut byte = [0];
     for step in from..from + count {
         let path = dir.join(format!("{step}{suffix}"));
-        let pause = Instant::now();
-        while pause.elapsed() < Duration::from_micros(pause_us) {
-            std::hint::spin_loop();
-        }
+        spin(pause_us);
         let start = Instant::now();
         let mut file = File::open(&path)?;
         file.read_exact(&mut byte)?;
@@ -93,4 +91,11 @@ pub fn fresh(
         taken.push(start.elapsed().as_nanos() as u64);
     }
     Ok(taken)
+}
+
+fn spin(us: u64) {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_micros(us) {
+        std::hint::spin_loop();
+    }
 }

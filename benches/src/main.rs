@@ -51,7 +51,7 @@ enum Request {
     /// Times requests to the descriptor service, until the descriptor is there.
     Export { socket: PathBuf, stream: String, step: u64, count: usize },
     /// Times a byte's way to another thread and back, over a socket.
-    RoundTrip { count: usize },
+    RoundTrip { count: usize, pause_us: u64 },
     /// Fills the rows of epochs of tokens.
     Tokens { source: PathBuf, spec: String, budget: Option<u64>, start: u64, passes: u64 },
     /// Reads and sums the files `start..start + count` of a folder, as u64 words.
@@ -116,7 +116,9 @@ impl State {
             Request::Export { socket, stream, step, count } => {
                 json!({ "ns": latency::exports(&socket, &stream, step, count)? })
             }
-            Request::RoundTrip { count } => json!({ "ns": latency::round_trips(count)? }),
+            Request::RoundTrip { count, pause_us } => {
+                json!({ "ns": latency::round_trips(count, pause_us)? })
+            }
             Request::Tokens { source, spec, budget, start, passes } => {
                 tokens::run(&source, &spec, budget, start, passes)?
             }

@@ -310,6 +310,20 @@ impl View {
         }
     }
 
+    /// Whether an item of it is made by copying records that lie in the source as they are.
+    pub(crate) fn only_copies(&self, item: Item) -> bool {
+        let streams = self.dataset.streams();
+        let decodes = |s: &NamedStream| s.stream.decodes();
+        self.rows().is_none()
+            && match item {
+                Item::Batch(s) | Item::Record(s) => {
+                    self.dataset.stream(s).is_some_and(|s| !decodes(s))
+                }
+                Item::All => !streams.iter().any(decodes),
+                Item::Index => true,
+            }
+    }
+
     /// The record ids that `key` is made of; none for a step of tokens, which is made of pieces.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use rayon::ThreadPool;
 
 use crate::face::Making;
 use crate::gather::{Failure, gather};
-use crate::slots::{Found, Slot, Slots, Then};
+use crate::slots::{Ahead, Found, Job, Slot, Slots, Then};
 use crate::write::write;
 use crate::{Error, Key, Layout, Metrics, View};
 
@@ -30,6 +30,9 @@ const TRIM: Duration = Duration::from_secs(5);
 
 /// A region of this size that a reader waits for is filled by several threads.
 const WORTH_A_POOL: u64 = 8 << 20;
+
+/// A region of records that lie in the source as they are is light to fill below this size.
+const LIGHT: u64 = 2 << 20;
 
 /// How an engine is made.
 #[derive(Clone, Debug)]
@@ -89,7 +92,9 @@ impl Engine {
             .build()
             .map_err(std::io::Error::other)?;
         let state = Mutex::new(State {
-            slots: Slots::default(),
+            // Those who read what was filled need a core, too: with all of them filling, small batches
+            // come later.
+            slots: Slots::new(cores - 1),
             last_open: Instant::now(),
             room_made: false,
             stop: false,
@@ -245,8 +250,12 @@ impl Inner {
         let (next, dropped) = self.lock().slots.look_ahead(key);
         Metrics::add(&self.metrics.prefetches_unused, dropped.len() as u64);
         // Sizes of ragged batches are read from the index, which can take its time: not under the lock.
-        let sized = |key: Key| Some((key, Arena::charge(view.layout(key).ok()?.size)));
-        let next: Vec<(Key, u64)> = next.into_iter().map_while(sized).collect();
+        let sized = |key: Key| {
+            let size = view.layout(key).ok()?.size;
+            let light = size < LIGHT && view.only_copies(key.item);
+            Some(Ahead { key, bytes: Arena::charge(size), light })
+        };
+        let next: Vec<Ahead> = next.into_iter().map_while(sized).collect();
         let mut state = self.lock();
         let (queued, quiet) = state.slots.fill_ahead(&next, view, self.arena.limit() / 2);
         state.slots.opened(key.view);
@@ -261,7 +270,7 @@ impl Inner {
     fn fill_for_ever(&self) {
         loop {
             let mut state = self.lock();
-            let (key, view) = loop {
+            let Job { key, view, light } = loop {
                 if state.stop {
                     return;
                 }
@@ -275,6 +284,9 @@ impl Inner {
             let filled = catch_unwind(AssertUnwindSafe(|| self.fill(key, &view)));
             if filled.is_err() {
                 self.fail(key, Error::Bug { item: view.name(key) });
+            }
+            if light {
+                self.lock().slots.light_done();
             }
         }
     }

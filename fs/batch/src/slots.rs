@@ -40,9 +40,29 @@ pub(crate) enum Slot {
         blocked: Option<Instant>,
         /// Bytes counted as prefetched, until somebody opens it.
         ahead: u64,
+        /// A prefetch that takes about as long as a reader needs for what was filled before.
+        light: bool,
     },
     /// Filled. Without pins it may be dropped at any time.
     Ready { region: Region, pins: usize, ahead: u64 },
+}
+
+/// A fill ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    pub(crate) key: Key,
+    /// What it takes of the budget.
+    pub(crate) bytes: u64,
+    /// Whether it takes about as long as a reader needs for what was filled before.
+    pub(crate) light: bool,
+}
+
+/// Something to fill.
+pub(crate) struct Job {
+    pub(crate) key: Key,
+    pub(crate) view: Arc<View>,
+    /// Whether it counts for [`Slots::most_light`]; then [`Slots::light_done`] is to be told.
+    pub(crate) light: bool,
 }
 
 #[derive(Default)]
@@ -53,6 +73,9 @@ pub(crate) struct Slots {
     pub(crate) prefetch: VecDeque<Key>,
     /// Opens that found no room.
     pub(crate) blocked: Vec<Key>,
+    /// How many light fills may run at a time.
+    most_light: usize,
+    light: usize,
     /// Ready, opened before, closed by all; oldest first.
     released: VecDeque<Key>,
     /// Ready and never opened; oldest first.
@@ -75,6 +98,11 @@ pub(crate) enum Found {
 }
 
 impl Slots {
+    /// With at most so many light fills at a time, at least one.
+    pub(crate) fn new(most_light: usize) -> Slots {
+        Slots { most_light: most_light.max(1), ..Slots::default() }
+    }
+
     /// An open. If the region is ready it is pinned and `then` comes back to be called.
     pub(crate) fn open(&mut self, key: Key, view: &Arc<View>, then: Then) -> Found {
         *self.opening.entry(key.view).or_default() += 1;
@@ -102,7 +130,13 @@ impl Slots {
             }
             None => {
                 let view = view.clone();
-                let slot = Slot::Coming { view, waiters: vec![then], blocked: None, ahead: 0 };
+                let slot = Slot::Coming {
+                    view,
+                    waiters: vec![then],
+                    blocked: None,
+                    ahead: 0,
+                    light: false,
+                };
                 self.map.insert(key, slot);
                 self.demand.push_back(key);
                 Found::Missing
@@ -131,16 +165,16 @@ impl Slots {
         (next.into_iter().map(|number| Key { number, ..key }).collect(), dropped)
     }
 
-    /// Queues fills ahead, with the bytes that each takes, up to `limit` bytes filled ahead in all.
-    /// Returns how many, and regions that made room: those of runs that have been quiet.
+    /// Queues fills ahead, up to `limit` bytes filled ahead in all. Returns for how many of them a
+    /// thread may be woken, and regions that made room: those of runs that have been quiet.
     pub(crate) fn fill_ahead(
         &mut self,
-        next: &[(Key, u64)],
+        next: &[Ahead],
         view: &Arc<View>,
         limit: u64,
     ) -> (usize, Vec<Region>) {
-        let (mut queued, mut dropped) = (0, Vec::new());
-        for &(key, ahead) in next {
+        let (mut queued, mut light_queued, mut dropped) = (0, 0, Vec::new());
+        for &Ahead { key, bytes: ahead, light } in next {
             if self.map.contains_key(&key) {
                 continue;
             }
@@ -154,11 +188,12 @@ impl Slots {
             }
             self.ahead_bytes += ahead;
             let view = view.clone();
-            self.map.insert(key, Slot::Coming { view, waiters: Vec::new(), blocked: None, ahead });
+            let waiters = Vec::new();
+            self.map.insert(key, Slot::Coming { view, waiters, blocked: None, ahead, light });
             self.prefetch.push_back(key);
-            queued += 1;
+            *(if light { &mut light_queued } else { &mut queued }) += 1;
         }
-        (queued, dropped)
+        (queued + light_queued.min(self.most_light - self.light), dropped)
     }
 
     /// A region that was filled ahead for a run whose reader has gone on to something else, as it
@@ -215,13 +250,31 @@ impl Slots {
     }
 
     /// The next one to fill.
-    pub(crate) fn next_job(&mut self) -> Option<(Key, Arc<View>)> {
-        loop {
-            let key = self.demand.pop_front().or_else(|| self.prefetch.pop_front())?;
+    pub(crate) fn next_job(&mut self) -> Option<Job> {
+        while let Some(key) = self.demand.pop_front() {
             if let Some(Slot::Coming { view, .. }) = self.map.get(&key) {
-                return Some((key, view.clone()));
+                return Some(Job { key, view: view.clone(), light: false });
             }
         }
+        let full = self.light >= self.most_light;
+        let may = |key: &Key| match self.map.get(key) {
+            Some(Slot::Coming { light, .. }) => !(full && *light),
+            _ => true,
+        };
+        loop {
+            let at = self.prefetch.iter().position(may)?;
+            let key = self.prefetch.remove(at)?;
+            if let Some(Slot::Coming { view, light, .. }) = self.map.get(&key) {
+                let (view, light) = (view.clone(), *light);
+                self.light += usize::from(light);
+                return Some(Job { key, view, light });
+            }
+        }
+    }
+
+    /// A light fill is over.
+    pub(crate) fn light_done(&mut self) {
+        self.light -= 1;
     }
 
     /// Whether anybody waits for `key`.
@@ -370,6 +423,11 @@ mod tests {
         )
     }
 
+    /// Of every other step a light one.
+    fn ahead(key: Key) -> Ahead {
+        Ahead { key, bytes: 4096, light: key.number.is_multiple_of(2) }
+    }
+
     fn check(slots: &Slots) {
         let mut ahead = 0;
         for (key, slot) in &slots.map {
@@ -400,12 +458,15 @@ mod tests {
             hits +=
                 usize::from(matches!(slots.open(key, view, Box::new(|_| ())), Found::Ready(..)));
             let (next, _) = slots.look_ahead(key);
-            let sized: Vec<(Key, u64)> = next.into_iter().map(|key| (key, 4096)).collect();
+            let sized: Vec<Ahead> = next.into_iter().map(ahead).collect();
             slots.fill_ahead(&sized, view, ROOM);
             slots.opened(0);
-            while let Some((key, _)) = slots.next_job() {
+            while let Some(job) = slots.next_job() {
                 let region = arena.alloc(10, "r".into()).unwrap().freeze();
-                slots.filled(key, region);
+                slots.filled(job.key, region);
+                if job.light {
+                    slots.light_done();
+                }
             }
             slots.unpin(key);
             check(slots);
@@ -417,7 +478,7 @@ mod tests {
     #[test]
     fn a_reader_that_goes_on_elsewhere_is_followed_though_the_room_was_filled_for_it() {
         let view = view(tempfile::tempdir().unwrap().path());
-        let mut slots = Slots::default();
+        let mut slots = Slots::new(1);
         assert_eq!(read(&mut slots, &view, Face::Bare, 0..20), 19);
         assert_eq!(slots.ahead_bytes, 8 * 4096);
         // Elsewhere in the same files: what was filled for the first run goes after a while.
@@ -437,8 +498,8 @@ mod tests {
                 LazyLock::new(|| view(tempfile::tempdir().unwrap().path()));
             let view = &*VIEW;
             let arena = Arena::new(&Config { limit: 1 << 24, backing: None }).unwrap();
-            let mut slots = Slots::default();
-            let mut running: VecDeque<Key> = VecDeque::new();
+            let mut slots = Slots::new(1);
+            let mut running: VecDeque<Job> = VecDeque::new();
             let mut pinned: Vec<Key> = Vec::new();
             let mut asked = 0usize;
             let answered = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -457,13 +518,14 @@ mod tests {
                             then(Ok(region));
                         }
                         let (next, _) = slots.look_ahead(key);
-                        let sized: Vec<_> = next.into_iter().map(|k| (k, 4096)).collect();
+                        let sized: Vec<Ahead> = next.into_iter().map(ahead).collect();
                         slots.fill_ahead(&sized, view, 40 << 10);
                         slots.opened(0);
                     }
                     Op::Fill | Op::Fail => {
-                        running.extend(slots.next_job().map(|(key, _)| key));
-                        let Some(key) = running.pop_front() else { continue };
+                        running.extend(slots.next_job());
+                        prop_assert!(running.iter().filter(|job| job.light).count() <= 1);
+                        let Some(Job { key, light, .. }) = running.pop_front() else { continue };
                         if matches!(op, Op::Fail) {
                             let error = Arc::new(Error::Bug { item: String::new() });
                             slots.failed(key).into_iter().for_each(|then| then(Err(error.clone())));
@@ -474,6 +536,9 @@ mod tests {
                                 then(Ok(region.clone()));
                             }
                         }
+                        if light {
+                            slots.light_done();
+                        }
                     }
                     Op::Unpin(which) if !pinned.is_empty() => {
                         let key = pinned.swap_remove(which % pinned.len());
@@ -482,7 +547,10 @@ mod tests {
                     Op::Unpin(_) => {}
                     Op::Evict(for_open) => drop(slots.evict(for_open)),
                     Op::Block => {
-                        let Some(key) = running.pop_front() else { continue };
+                        let Some(Job { key, light, .. }) = running.pop_front() else { continue };
+                        if light {
+                            slots.light_done();
+                        }
                         if slots.is_wanted(key) {
                             slots.block(key, Instant::now());
                             slots.demand.extend(std::mem::take(&mut slots.blocked));
@@ -494,10 +562,11 @@ mod tests {
                 check(&slots);
             }
             // To the end: everything asked for is answered, everything goes.
-            while let Some((key, _)) = slots.next_job() {
-                running.push_back(key);
-            }
-            for key in running {
+            while let Some(job) = running.pop_front().or_else(|| slots.next_job()) {
+                if job.light {
+                    slots.light_done();
+                }
+                let key = job.key;
                 let region = arena.alloc(10, "r".into()).unwrap().freeze();
                 for then in slots.filled(key, region.clone()) {
                     pinned.push(key);
