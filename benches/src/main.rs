@@ -131,6 +131,8 @@ impl State {
 }
 
 fn main() -> anyhow::Result<()> {
+    // As the daemon does.
+    batchfs_store::keep_freed_memory();
     let mut state = State::default();
     let mut out = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {

@@ -1,8 +1,8 @@
 //! Files on this machine.
 
 use std::fs;
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -152,7 +152,7 @@ impl Place for Local {
     fn read(&self, file: &File, range: Range<u64>) -> Result<Bytes> {
         let path = self.path(&file.key);
         // Not kept open: there can be more files than a process may have descriptors.
-        let handle = fs::File::open(&path).map_err(Error::io(&path, "cannot open"))?;
+        let mut handle = fs::File::open(&path).map_err(Error::io(&path, "cannot open"))?;
         let meta = handle.metadata().map_err(Error::io(&path, "cannot open"))?;
         let now = describe(file.key.clone(), &meta);
         if (now.size, &now.version) != (file.size, &file.version) {
@@ -160,8 +160,14 @@ impl Place for Local {
         }
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let mut bytes = self.kept.lock().pop().unwrap_or_default();
-        bytes.resize(len, 0);
-        handle.read_exact_at(&mut bytes, range.start).map_err(Error::io(&path, "cannot read"))?;
+        bytes.clear();
+        bytes.reserve_exact(len);
+        // Not into zeros: to clear new memory takes as long as the read.
+        let read = handle
+            .seek(SeekFrom::Start(range.start))
+            .and_then(|_| handle.take(len as u64).read_to_end(&mut bytes))
+            .and_then(|n| if n == len { Ok(()) } else { Err(ErrorKind::UnexpectedEof.into()) });
+        read.map_err(Error::io(&path, "cannot read"))?;
         self.received.fetch_add(len as u64, Ordering::Relaxed);
         Ok(Bytes::from_owner(Lent { bytes, kept: self.kept.clone() }))
     }

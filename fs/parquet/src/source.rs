@@ -1,9 +1,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use batchfs_store::{
-    DType, Error, GroupCounts, GroupPlace, Result, TokenFile, TokenGroup, TokenSource,
+    DType, Error, GroupCounts, GroupPlace, Result, Spare, TokenFile, TokenGroup, TokenSource,
 };
 use twox_hash::XxHash3_128;
 use url::Url;
@@ -43,6 +44,8 @@ pub struct ParquetTokens {
     counts: Vec<GroupCounts>,
     dtype: DType,
     fingerprint: u128,
+    /// As many buffers of row groups as are decoded at a time.
+    spare: Arc<Spare>,
 }
 
 /// Whether `source` is Parquet for all that can be seen without opening it: an address, a Parquet
@@ -128,7 +131,8 @@ impl ParquetTokens {
         let unsigned = |indexed: &Indexed| indexed.column.ints == Ints::UInt32;
         let dtype = if files.iter().any(unsigned) { DType::UInt32 } else { DType::Int32 };
         let fingerprint = print.finish_128();
-        Ok(ParquetTokens { place, column, files, groups, counts, dtype, fingerprint })
+        let spare = Spare::new(std::thread::available_parallelism().map_or(1, usize::from));
+        Ok(ParquetTokens { place, column, files, groups, counts, dtype, fingerprint, spare })
     }
 
     /// Files of the dataset, by name, with their row groups, tokens and documents.
@@ -191,7 +195,8 @@ impl TokenSource for ParquetTokens {
         let indexed = &self.files[file as usize];
         let chunk = &indexed.chunks[group as usize];
         let bytes = self.place.read(&indexed.file, chunk.bytes.clone())?;
-        decode::decode(chunk, &indexed.column, bytes).map_err(|failure| Error::RowGroup {
+        let decoded = decode::decode(chunk, &indexed.column, bytes, &self.spare);
+        decoded.map_err(|failure| Error::RowGroup {
             file: self.place.name(&indexed.file.key),
             group: group.into(),
             row: failure.row,

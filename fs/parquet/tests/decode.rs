@@ -74,7 +74,7 @@ proptest! {
                 GroupCounts { tokens: tokens.len() as u64, documents: lengths.len() as u64 };
             prop_assert_eq!(source.groups()[number], counts);
             let read = source.read(number).unwrap();
-            prop_assert_eq!(read.tokens, tokens);
+            prop_assert_eq!(&*read.tokens, &*tokens);
             prop_assert_eq!(read.lengths, lengths);
         }
     }
@@ -91,7 +91,7 @@ fn dictionaries_of_all_widths_are_read() {
         let properties = WriterProperties::builder().set_dictionary_page_size_limit(1 << 24);
         write(&path, LIST, &[levels(&documents, 3, 1)], properties.build());
         let read = open(&path, dir.path()).unwrap().read(0).unwrap();
-        assert_eq!(read.tokens, tokens, "{distinct}");
+        assert_eq!(*read.tokens, *tokens, "{distinct}");
         assert_eq!(read.lengths.len(), documents.len());
     }
 }
@@ -128,7 +128,7 @@ fn all_shapes_of_lists_are_known() {
         write(&path, schema, &[levels(&documents, defined, empty)], properties(0));
         let source = open(&path, dir.path()).expect(schema);
         let read = source.read(0).expect(schema);
-        assert_eq!(read.tokens, [1, 2, 3, 4, 5, 6], "{schema}");
+        assert_eq!(*read.tokens, [1, 2, 3, 4, 5, 6], "{schema}");
         assert_eq!(read.lengths, [3, 0, 1, 2], "{schema}");
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::SystemTime;
 
+use crate::token_vec::TokenVec;
 use crate::{DType, Result};
 
 /// How much is in a row group.
@@ -15,30 +16,20 @@ pub struct GroupCounts {
 }
 
 impl GroupCounts {
-    /// Bytes that the row group takes in memory when it is decoded: 4 a token, and 48 a document,
-    /// with its places in the lanes.
+    /// Bytes that the row group takes in memory when it is decoded: 4 a token (if up to 256 KiB are missing
+    /// to whole huge pages, these, too), and 48 a document, with its places in the lanes.
     pub fn decoded_bytes(self) -> u64 {
-        self.tokens.saturating_mul(4).saturating_add(self.documents.saturating_mul(48))
+        TokenVec::bytes_of(self.tokens).saturating_add(self.documents.saturating_mul(48))
     }
 }
 
 /// A decoded row group.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct TokenGroup {
     /// The documents' tokens, back to back. Of uint32 data these are the same bits.
-    pub tokens: Vec<i32>,
+    pub tokens: TokenVec,
     /// Tokens of each document.
     pub lengths: Vec<u32>,
-}
-
-impl TokenGroup {
-    /// An empty one with room for so much, in huge pages where there are such: a row group is touched
-    /// once before it is given up, and half of the time of that would be page faults.
-    pub fn with_room(tokens: usize, documents: usize) -> TokenGroup {
-        let mut tokens = Vec::with_capacity(tokens);
-        crate::sys::huge(&mut tokens);
-        TokenGroup { tokens, lengths: Vec::with_capacity(documents) }
-    }
 }
 
 /// Where the bytes of a row group are.

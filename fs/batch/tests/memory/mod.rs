@@ -83,8 +83,8 @@ impl TokenSource for Memory {
             });
         }
         let first = self.base + self.first(group) as i32;
-        let tokens = (first..first + self.counts[group].tokens as i32).collect();
-        Ok(TokenGroup { tokens, lengths: self.groups[group].clone() })
+        let tokens: Vec<i32> = (first..first + self.counts[group].tokens as i32).collect();
+        Ok(TokenGroup { tokens: tokens.into(), lengths: self.groups[group].clone() })
     }
 
     fn fingerprint(&self) -> u128 {

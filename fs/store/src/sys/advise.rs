@@ -17,17 +17,18 @@ pub(super) fn will_need(ranges: &[(usize, usize)]) {
     }
 }
 
-/// Has the part of `memory` that is not filled yet come in huge pages, where the machine allows. Only a
-/// hint, and only for whole huge pages in it.
-pub(crate) fn huge<T>(memory: &mut Vec<T>) {
-    const HUGE_PAGE: usize = 2 << 20;
-    let spare = memory.spare_capacity_mut();
-    let start = (spare.as_mut_ptr() as usize).next_multiple_of(HUGE_PAGE);
-    let end = spare.as_mut_ptr() as usize + size_of_val(spare);
-    let len = end.saturating_sub(start) / HUGE_PAGE * HUGE_PAGE;
-    if len > 0 {
-        // SAFETY: the range lies in memory that the vector has; the advice changes no contents.
-        unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_HUGEPAGE) };
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Has the C library keep memory of some MiB that is freed, for the next time: otherwise the buffers
+/// that pages of Parquet are decompressed into are new ones each time, and half of the time goes into
+/// page faults. For programs of our own; other people's set their allocator up as they like.
+pub fn keep_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: only numbers of the allocator are set.
+    unsafe {
+        // Larger ones are mapped for themselves, and given back at once.
+        libc::mallopt(libc::M_MMAP_THRESHOLD, HUGE_PAGE as libc::c_int);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 4 * HUGE_PAGE as libc::c_int);
     }
 }
 

@@ -13,7 +13,7 @@ mod send;
 mod stream;
 mod writeback;
 
-pub(crate) use advise::huge;
+pub use advise::keep_freed_memory;
 pub(crate) use bits::{AtomicBits, AtomicWords};
 pub(crate) use map::{Mapping, physical_memory, will_need};
 pub(crate) use rename::rename_without_replacing;
