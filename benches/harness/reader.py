@@ -87,7 +87,7 @@ class Open:
         import batchfs
         from batchfs import _native
 
-        dataset = batchfs.open(mount)
+        dataset = batchfs.open(mount, local=False)
         link = f"{mount}/.batchfs/service.sock"
         dataset._service = _native.Service(link) if door == "service" else None
         self.batches = dataset[stream].batch

@@ -72,6 +72,8 @@ pub struct Pipeline {
     feed: Feed,
     workers: usize,
     window: u64,
+    /// Workers that there are no cores for: copies come no sooner by them.
+    beyond_cores: u64,
     ordered: bool,
     born: u64,
     /// Held while a ticket is taken, and while a large batch is gathered.
@@ -159,7 +161,7 @@ impl Pipeline {
             most if self.workers == 0 || !self.feed.only_copies() => most,
             most if self.feed.is_large() => most.min(state.ahead + state.waiting.min(1)),
             // The one that was just delivered is still the consumer's when the next is begun.
-            most => most.saturating_sub(1).max(1),
+            most => (most - self.beyond_cores).saturating_sub(1).max(1),
         }
     }
 
@@ -259,10 +261,12 @@ impl Pipeline {
             paused: false,
             stopped: false,
         };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Pipeline {
             feed,
             workers,
             window,
+            beyond_cores: (workers.saturating_sub(cores) as u64).min(window),
             ordered,
             born: generation(),
             plan: Mutex::new(()),
