@@ -25,6 +25,7 @@ mod slots;
 mod tokens;
 mod write;
 
+pub use arrow::arrow_type;
 pub use dataset::{Dataset, NamedStream, View};
 pub use engine::{Batch, Engine, Options};
 pub use error::{Error, Result};
