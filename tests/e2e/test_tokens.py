@@ -202,6 +202,8 @@ def test_all_kinds_of_lists_are_one(box):
     said = box.fails("index", nested.parent, names=[nested, "'tokens'".replace("'", '"'), "rec"])
     assert "--column" in said
     box.fails("index", nested.parent, "--column", "rec", names=["struct"])
+    # Nothing is decoded for the index.
+    box.fails("index", nested.parent, "--column", "rec.n", "--budget", "1GB", names=["--budget"])
     box.fails("index", nested.parent, "--column", "rec.n", names=["rec.n", "plain value"])
     shutil.copy(nested, folder / "zz.parquet")
     box.fails("mount", folder, box.folder(), names=["zz.parquet", "tokens"])
