@@ -9,6 +9,7 @@ mod gather;
 mod gpu;
 mod index;
 mod mapped;
+mod numbers;
 mod pack;
 mod pipeline;
 mod reader;
