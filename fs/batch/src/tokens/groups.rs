@@ -11,7 +11,7 @@ use std::thread;
 
 use batchfs_store::{Error, GroupCounts, TokenGroup, TokenSource};
 
-use super::rows::TokenFigures;
+use super::sources::TokenFigures;
 
 /// Decodes row groups and keeps them while there is room.
 pub(crate) struct Groups {
