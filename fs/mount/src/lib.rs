@@ -5,6 +5,7 @@
 //! `guide` generates.
 
 mod attach;
+mod attr;
 mod buffers;
 mod errlog;
 mod errno;
@@ -13,7 +14,10 @@ mod files;
 mod fs;
 mod guide;
 mod inode;
+mod listing;
+mod names;
 mod node;
+mod opening;
 mod preflight;
 mod session;
 mod tree;
