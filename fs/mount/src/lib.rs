@@ -23,6 +23,7 @@ mod session;
 mod tree;
 mod unmount;
 mod unmounted;
+mod utab;
 mod views;
 
 pub use preflight::{Refusal, SUBTYPE, clear_dead, find_helper, is_ours, resolve};
