@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 from token_rows import Expected, documents, reference
 
 __all__ = [
+    "AWKWARD",
     "Expected",
     "by_duckdb",
     "by_polars",
@@ -15,6 +16,20 @@ __all__ = [
     "reference",
     "table",
 ]
+
+
+AWKWARD = [
+    "lang=zh%2FCN/a b.parquet",
+    "t=2023-10-08T20%3A54/x.parquet",
+    "c#1?.parquet",
+    "a+b&c.parquet",
+    "na\u00efve.parquet",
+    "nai\u0308ve.parquet",
+    "tokens=1/x.parquet",
+    "10.parquet",
+    "9.parquet",
+]
+"""Names that are escaped, normalized or ordered in one place and not in another."""
 
 
 def table(docs: list, kind: pa.DataType | None = None, column: str = "tokens") -> pa.Table:
