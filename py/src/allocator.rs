@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use batchfs_region::Pool;
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyTuple};
+use pyo3::types::PyTuple;
 
 use crate::gather::Failure;
+use crate::numbers::integer;
 use crate::room::Room;
 use crate::sys::{self, Device, Memory};
 use crate::tensor::{DLTensor, Tensor, elements};
@@ -66,39 +67,32 @@ impl Allocator {
     }
 }
 
-fn size(value: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Option<u64>> {
-    let Some(value) = value else { return Ok(None) };
-    if value.is_instance_of::<PyBool>() {
-        return Err(PyTypeError::new_err(format!("{name} is an integer")));
-    }
-    let n: i128 = value.extract()?;
-    u64::try_from(n)
-        .map(Some)
-        .map_err(|_| PyValueError::new_err(format!("{name}={n} is no size: it is not negative")))
-}
-
 #[pymethods]
 impl Allocator {
     #[new]
-    #[pyo3(signature = (device_type, device_id=0, *, minimum_size=None, pool_size=None))]
+    #[pyo3(
+        signature = (device_type, device_id=None, *, minimum_size=None, pool_size=None),
+        text_signature = "(device_type, device_id=0, *, minimum_size=None, pool_size=None)",
+    )]
     fn new(
         py: Python<'_>,
         device_type: &str,
-        device_id: i32,
+        device_id: Option<&Bound<'_, PyAny>>,
         minimum_size: Option<&Bound<'_, PyAny>>,
         pool_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Allocator> {
+        let size = |value: Option<&Bound<'_, PyAny>>, name: &str| {
+            value.map(|value| integer(value, name, u64::MAX)).transpose()
+        };
         let given = (size(minimum_size, "minimum_size")?, size(pool_size, "pool_size")?);
+        let id = device_id.map(|id| integer(id, "device_id", i32::MAX as u64)).transpose()?;
+        let device_id = id.unwrap_or(0) as i32;
         let minimum = usize::try_from(given.0.unwrap_or(0)).unwrap_or(usize::MAX).max(MINIMUM);
         let keep = given.1.unwrap_or(POOL_SIZE);
         let pool = match (device_type.to_lowercase().as_str(), device_id) {
             ("cpu", 0) => Room::Host(Pool::new(keep)),
             ("cpu", _) => return Err(PyValueError::new_err("the device_id of \"cpu\" is 0")),
-            ("amdgpu", 0..) => Room::Gpu(gpu::pool(py, device_id, keep)?),
-            ("amdgpu", _) => {
-                let why = format!("device_id={device_id} is no number of a GPU");
-                return Err(PyValueError::new_err(why));
-            }
+            ("amdgpu", _) => Room::Gpu(gpu::pool(py, device_id, keep)?),
             (other, _) => {
                 let why =
                     format!("there is no device_type {other:?}; there are \"cpu\" and \"amdgpu\"");
@@ -158,20 +152,22 @@ impl Allocator {
 
     /// The bytes that an allocation of `size` bytes takes: the next power of two.
     fn size_class(&self, size: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let size = crate::allocator::size(Some(size), "size")?.unwrap_or(0);
+        let size = integer(size, "size", u64::MAX)?;
         self.class(size, self.source.minimum)
     }
 
     /// Memory for whoever asks: at least `size` bytes at a multiple of `alignment`, a power of two up
     /// to 4096.
-    #[pyo3(signature = (size, alignment=16))]
+    #[pyo3(signature = (size, alignment=None), text_signature = "($self, size, alignment=16)")]
     fn acquire(
         &self,
         py: Python<'_>,
         size: &Bound<'_, PyAny>,
-        alignment: usize,
+        alignment: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Allocation> {
-        let size = crate::allocator::size(Some(size), "size")?.unwrap_or(0);
+        let size = integer(size, "size", u64::MAX)?;
+        let given = alignment.map(|value| integer(value, "alignment", u64::MAX)).transpose()?;
+        let alignment = given.unwrap_or(16) as usize;
         if !alignment.is_power_of_two() || alignment > 4096 {
             return Err(PyValueError::new_err("alignment is a power of two up to 4096"));
         }
@@ -274,14 +270,21 @@ impl Allocation {
     }
 
     /// A tensor in it, `offset` bytes from its start.
-    #[pyo3(signature = (dtype, shape, offset=0))]
+    #[pyo3(
+        signature = (dtype, shape, offset=None),
+        text_signature = "($self, dtype, shape, offset=0)",
+    )]
     fn view(
         &self,
         py: Python<'_>,
         dtype: &Bound<'_, PyAny>,
-        shape: Vec<i64>,
-        offset: usize,
+        shape: Vec<Bound<'_, PyAny>>,
+        offset: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<DLTensor> {
+        let axis = |n| integer(n, "each number of shape", i64::MAX as u64).map(|n| n as i64);
+        let shape = shape.iter().map(axis).collect::<PyResult<Vec<i64>>>()?;
+        let given = offset.map(|value| integer(value, "offset", u64::MAX)).transpose()?;
+        let offset = given.unwrap_or(0) as usize;
         let memory = self.memory()?;
         let normal = py.import("batchfs.dtypes")?.call_method1("_name", (dtype,))?;
         let dtype = dtypes::named(&normal.extract::<String>()?)?;

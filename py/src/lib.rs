@@ -8,8 +8,10 @@ mod feed;
 mod gather;
 mod gpu;
 mod index;
+mod input;
 mod local;
 mod mapped;
+mod numbers;
 mod pack;
 mod pipeline;
 mod reader;
@@ -22,6 +24,7 @@ mod sys;
 mod tensor;
 mod tokens;
 mod view;
+mod writer;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -44,6 +47,8 @@ mod native {
     #[pymodule_export]
     use super::command_line;
     #[pymodule_export]
+    use super::input::{as_tensor, split};
+    #[pymodule_export]
     use super::local::Local;
     #[pymodule_export]
     use super::mapped::{map_dense, map_parts, map_ragged};
@@ -56,13 +61,15 @@ mod native {
     #[pymodule_export]
     use super::service::{Export, Service};
     #[pymodule_export]
-    use super::store::{DatasetWriter, Store, Writer, as_tensor, split, train_dict};
+    use super::store::{Store, train_dict};
     #[pymodule_export]
     use super::tensor::DLTensor;
     #[pymodule_export]
     use super::tokens::{TokenBatch, TokenSource, merge};
     #[pymodule_export]
     use super::view::{DenseView, RaggedFields, RaggedView, Walk};
+    #[pymodule_export]
+    use super::writer::{DatasetWriter, Writer};
 
     use pyo3::prelude::*;
 

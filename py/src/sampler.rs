@@ -10,6 +10,7 @@ use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::numbers::integer;
 use crate::sys::indices_mut;
 
 /// An order and the step that comes next. The last step of all is 2^64 - 1, after which nothing comes.
@@ -157,10 +158,15 @@ impl Steps {
     }
 
     /// The record ids of any step, in an array of its own. Changes nothing.
-    fn at<'py>(&self, py: Python<'py>, step: u64) -> Bound<'py, PyArray1<u64>> {
+    fn at<'py>(
+        &self,
+        py: Python<'py>,
+        step: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        let step = integer(step, "step", u64::MAX)?;
         let mut ids = vec![0; self.place.order.local_batch() as usize];
         self.place.order.ids(step, &mut ids);
-        PyArray1::from_vec(py, ids)
+        Ok(PyArray1::from_vec(py, ids))
     }
 
     /// Makes `step` the next one, at once.

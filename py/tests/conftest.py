@@ -10,20 +10,11 @@ import numpy as np
 import pytest
 from batchfs import Allocator, dtypes
 from batchfs.store import DenseStore, DenseWriter, RaggedBatch, RaggedStore, RaggedWriter
+from full_option import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
+from fuse import need_fuse
+from token_files import SPEC, Expected, dataset
 
 RECORDS = 500
-
-
-def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="run the long tests, too")
-
-
-def pytest_collection_modifyitems(config, items):
-    if config.getoption("--full"):
-        return
-    long = [item for item in items if item.get_closest_marker("full")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
 
 
 def values_of(dtype, shape, seed=0):
@@ -130,11 +121,24 @@ def flat():
 @pytest.fixture
 def fuse():
     """Skips where nothing can be mounted."""
-    import shutil
+    need_fuse()
 
-    try:
-        os.close(os.open("/dev/fuse", os.O_RDWR))
-    except OSError as e:
-        pytest.skip(f"needs /dev/fuse: {e.strerror}")
-    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
-        pytest.skip("needs fusermount3 or root")
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """Indices of Parquet files are kept here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BATCHFS_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where a dataset of tokens is, if `expected` is asked for, too."""
+    return tmp_path_factory.mktemp("tokens") / "data"
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """The rows of the dataset, which is made for it."""
+    return Expected(SPEC, dataset(folder))

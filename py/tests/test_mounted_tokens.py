@@ -5,18 +5,14 @@ import pickle
 import batchfs
 import numpy as np
 import pytest
-from token_files import Expected, dataset
+from token_files import SPEC
 
 pytestmark = pytest.mark.usefixtures("fuse")
-SPEC = "lanes=6,window=3,seq_len=16,seed=7"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tokens")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BATCHFS_CACHE_DIR", str(root / "cache"))
-        yield root / "data", Expected(SPEC, dataset(root / "data"))
+def data(folder, expected):
+    return folder, expected
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["best", "cached"])

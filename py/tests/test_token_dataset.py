@@ -10,27 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from batchfs.torch import TokenDataset, TokenStep  # noqa: E402
-from token_files import Expected, dataset  # noqa: E402
+from token_files import SETTINGS  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
-
-SETTINGS = {"lanes": 6, "window": 3, "seq_len": 16, "seed": 7}
-SPEC = "lanes=6,window=3,seq_len=16,seed=7"
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("BATCHFS_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+def alone(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("tokens") / "data"
-
-
-@pytest.fixture(scope="module")
-def expected(folder):
-    return Expected(SPEC, dataset(folder))
 
 
 def test_epochs_through_a_data_loader(folder, expected):

@@ -15,25 +15,7 @@ import pyarrow as pa
 import pytest
 from batchfs import TokenLoader
 from test_fork import in_child
-from token_files import Expected, dataset, documents, write
-
-SETTINGS = {"lanes": 6, "window": 3, "seq_len": 16, "seed": 7}
-SPEC = "lanes=6,window=3,seq_len=16,seed=7"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("BATCHFS_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("tokens") / "data"
-
-
-@pytest.fixture(scope="module")
-def expected(folder):
-    return Expected(SPEC, dataset(folder))
+from token_files import SETTINGS, SPEC, Expected, dataset, documents, write
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Token streams from an S3 server, in this process."""
 
 import json
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,46 +13,20 @@ from urllib.parse import urlsplit
 import batchfs
 import numpy as np
 import pytest
+import s3
 from batchfs import TokenLoader
-from token_files import dataset
-
-SETTINGS = {"lanes": 6, "window": 3, "seq_len": 16, "seed": 7}
-KEY, SECRET = "AKIDEXAMPLE1234567", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY="
+from s3 import KEY, SECRET
+from token_files import SETTINGS, dataset
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
+def served(tmp_path):
     """A folder that is served as a bucket, and what reaches it."""
-    program = os.environ.get("BATCHFS_S3_SERVER") or shutil.which("s3s-fs")
-    if not program or not os.access(program, os.X_OK):
-        pytest.skip("needs an S3 server: cargo install s3s-fs --features binary --locked")
-    monkeypatch.setenv("BATCHFS_CACHE_DIR", str(tmp_path / "cache"))
     folder = tmp_path / "s3" / "bucket" / "data"
     dataset(folder)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    command = [program, "--host", "127.0.0.1", "--port", str(port), "--access-key", KEY]
-    command += ["--secret-key", SECRET, str(tmp_path / "s3")]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 60
-        while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
-            assert time.monotonic() < until and server.poll() is None
-            time.sleep(0.02)
-        endpoint = f"http://127.0.0.1:{port}"
-        yield (
-            folder,
-            {
-                "endpoint": endpoint,
-                "region": "us-east-1",
-                "access_key_id": KEY,
-                "secret_access_key": SECRET,
-            },
-        )
-    finally:
-        server.kill()
-        server.wait(30)
+    with s3.server(tmp_path / "s3") as port:
+        options = {"endpoint": f"http://127.0.0.1:{port}", "region": "us-east-1"}
+        yield folder, {**options, "access_key_id": KEY, "secret_access_key": SECRET}
 
 
 def test_order_and_states_are_those_of_the_folder(served):

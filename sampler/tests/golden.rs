@@ -1,11 +1,13 @@
-//! The golden files pin the order. A difference is a change of the order contract, never a detail: training runs
-//! would silently see other data. `BATCHFS_BLESS=1` rewrites them, for a new version of the contract only.
+//! The golden files pin the order of records.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use batchfs_sampler::Sampler;
+#[path = "common/golden.rs"]
+mod golden;
+
 use std::fmt::Write;
-use std::path::Path;
+
+use batchfs_sampler::Sampler;
 
 const HEAD: &str = "\
 # Order of records, version 1, as docs/order.md defines it. One batch per line:
@@ -32,15 +34,7 @@ fn check(name: &str, specs: &[String], lengths: &[u64]) {
             }
         }
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-    if std::env::var("BATCHFS_BLESS").is_ok_and(|value| value == "1") {
-        std::fs::write(&path, &text).unwrap();
-    }
-    let golden = std::fs::read_to_string(&path).unwrap();
-    for (number, (golden, now)) in golden.lines().zip(text.lines()).enumerate() {
-        assert_eq!(golden, now, "{name}, line {}: the order is not what it was", number + 1);
-    }
-    assert_eq!(golden.lines().count(), text.lines().count(), "{name}: another number of lines");
+    golden::check(name, &text);
 }
 
 /// Seeds, and a rank that starts inside a batch.
@@ -120,16 +114,9 @@ fn carry() {
 /// The examples in `docs/order.md` have the form of these files' lines.
 #[test]
 fn the_examples_of_the_document_hold() {
-    let document = include_str!("../../docs/order.md");
-    let examples: Vec<&str> = document
-        .lines()
-        .filter(|text| text.matches(" | ").count() == 3 && text.starts_with("mode="))
-        .collect();
+    let examples = golden::examples("mode=");
     assert!(examples.len() >= 6, "the examples are gone");
-    for example in examples {
-        let mut parts = example.split(" | ");
-        let (spec, len, step) =
-            (parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap());
+    for ([spec, len, step, _], example) in examples {
         assert_eq!(line(spec, len.parse().unwrap(), step.parse().unwrap()), example);
     }
 }

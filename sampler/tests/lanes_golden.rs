@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
+#[path = "common/golden.rs"]
+mod golden;
 
 use std::fmt::Write;
-use std::path::Path;
 
 use common::{groups, lanes, rows};
 
@@ -50,27 +51,12 @@ fn lanes_are_what_they_were() {
     for step in [0, 1, 100, 20_000] {
         writeln!(text, "{}", line("lanes=3,window=50,seq_len=40,seed=5", "600*30", step)).unwrap();
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/lanes.txt");
-    if std::env::var("BATCHFS_BLESS").is_ok_and(|value| value == "1") {
-        std::fs::write(&path, &text).unwrap();
-    }
-    let golden = std::fs::read_to_string(&path).unwrap();
-    for (number, (golden, now)) in golden.lines().zip(text.lines()).enumerate() {
-        assert_eq!(golden, now, "line {}: the order is not what it was", number + 1);
-    }
-    assert_eq!(golden.lines().count(), text.lines().count(), "another number of lines");
+    golden::check("lanes.txt", &text);
 }
 
 #[test]
 fn the_examples_of_the_document_hold() {
-    let document = include_str!("../../docs/order.md");
-    let examples: Vec<&str> = document
-        .lines()
-        .filter(|text| text.matches(" | ").count() == 3 && text.starts_with("lanes="))
-        .collect();
-    assert!(examples.len() >= 3, "the examples are gone");
-    for example in examples {
-        let parts: Vec<&str> = example.split(" | ").collect();
-        assert_eq!(line(parts[0], parts[1], parts[2].parse().unwrap()), example);
+    for ([spec, data, step, _], example) in golden::examples("lanes=") {
+        assert_eq!(line(spec, data, step.parse().unwrap()), example);
     }
 }

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "common/golden.rs"]
+mod golden;
+
 use std::fmt::Write as _;
-use std::path::Path;
 
 use batchfs_sampler::SpecError;
 use batchfs_sampler::lanes::{LaneSpec, Mix, Mixture, SourceRow};
@@ -180,25 +182,12 @@ fn mixtures_are_what_they_were() {
         let spec = "lanes=96,window=64,seq_len=1,seed=3,rank=11,world=12";
         writeln!(text, "{}", line("a=2,b=1", spec, step)).unwrap();
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/mix.txt");
-    if std::env::var("BATCHFS_BLESS").is_ok_and(|value| value == "1") {
-        std::fs::write(&path, &text).unwrap();
-    }
-    let golden = std::fs::read_to_string(&path).unwrap();
-    for (number, (golden, now)) in golden.lines().zip(text.lines()).enumerate() {
-        assert_eq!(golden, now, "line {}: the order is not what it was", number + 1);
-    }
-    assert_eq!(golden.lines().count(), text.lines().count(), "another number of lines");
+    golden::check("mix.txt", &text);
 }
 
 #[test]
 fn the_examples_of_the_document_hold() {
-    let document = include_str!("../../docs/order.md");
-    let examples: Vec<&str> = document.lines().filter(|text| text.starts_with("mix:")).collect();
-    assert!(examples.len() >= 3, "the examples are gone");
-    for example in examples {
-        let parts: Vec<&str> = example.split(" | ").collect();
-        let mix = parts[0].strip_prefix("mix:").unwrap();
-        assert_eq!(line(mix, parts[1], parts[2].parse().unwrap()), example);
+    for ([mix, spec, step, _], example) in golden::examples("mix:") {
+        assert_eq!(line(mix.strip_prefix("mix:").unwrap(), spec, step.parse().unwrap()), example);
     }
 }

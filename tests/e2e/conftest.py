@@ -13,19 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_option import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 from harness import REPO, Box, User, mounts_under, passthrough_missing, processes_about
-
-
-def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="run the long tests, too")
-
-
-def pytest_collection_modifyitems(config, items):
-    if config.getoption("--full"):
-        return
-    long = [item for item in items if item.get_closest_marker("full")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in long]
 
 
 def built() -> Path:

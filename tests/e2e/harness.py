@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import errno
 import json
-import mmap
 import os
 import pickle
 import platform
@@ -23,6 +22,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from fuse import need_fuse
+from libc import libc, mapped
+from waiting import wait_for
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -42,17 +44,6 @@ class User:
     name: str
     uid: int
     gid: int
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 60):
-    """Waits until `condition` gives something true, and returns it."""
-    end = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < end, f"waited {seconds} s in vain: {what}"
-        time.sleep(0.01)
 
 
 def as_user(user: User, call: Callable, *args):
@@ -84,17 +75,6 @@ def as_user(user: User, call: Callable, *args):
     raise value
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    *[ctypes.c_int] * 3,
-    ctypes.c_long,
-]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-
 class Mapping:
     """A whole file mapped, and its descriptor closed. Python's own `mmap` keeps one open."""
 
@@ -102,10 +82,7 @@ class Mapping:
         fd = os.open(path, os.O_RDONLY)
         try:
             self.size = os.fstat(fd).st_size
-            at = _libc.mmap(None, self.size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-            if at == ctypes.c_void_p(-1).value:
-                raise OSError(ctypes.get_errno(), "mmap")
-            self.at = at
+            self.at = mapped(fd, self.size)
         finally:
             os.close(fd)
 
@@ -113,7 +90,7 @@ class Mapping:
         return ctypes.string_at(self.at, self.size)
 
     def close(self) -> None:
-        _libc.munmap(self.at, self.size)
+        libc.munmap(self.at, self.size)
 
 
 def errno_of(call: Callable, *args) -> str | None:
@@ -425,15 +402,6 @@ class Box:
             left += [f"temporary {path}" for path in there]
         shutil.rmtree(self.path)
         return left
-
-
-def need_fuse() -> None:
-    try:
-        os.close(os.open("/dev/fuse", os.O_RDWR))
-    except OSError as e:
-        pytest.skip(f"needs /dev/fuse: {e.strerror}")
-    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
-        pytest.skip("needs fusermount3 or root")
 
 
 def passthrough_missing() -> str | None:

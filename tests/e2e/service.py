@@ -11,6 +11,7 @@ import socket
 from pathlib import Path
 
 import numpy as np
+from libc import libc, mapped
 
 REPLY = 64 << 10
 
@@ -95,17 +96,6 @@ class Service:
         self.close()
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    *[ctypes.c_int] * 3,
-    ctypes.c_long,
-]
-_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
 def writes(fd: int, size: int) -> list[str]:
     """The ways in which the holder of `fd` could change the file's bytes or length."""
     done = []
@@ -123,17 +113,17 @@ def writes(fd: int, size: int) -> list[str]:
         attempt(f"{name}: shrink", os.ftruncate, fd, 0)
         attempt(f"{name}: grow", os.ftruncate, fd, size + 4096)
         attempt(f"{name}: fallocate", os.posix_fallocate, fd, 0, size + 8192)
-        at = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-        if at != ctypes.c_void_p(-1).value:
-            if _libc.mprotect(at, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0:
+        with contextlib.suppress(OSError):
+            at = mapped(fd, size)
+            if libc.mprotect(at, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0:
                 done.append(f"{name}: mprotect")
-            _libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(size))
+            libc.munmap(at, size)
         both = mmap.PROT_READ | mmap.PROT_WRITE
-        mapped = attempt(f"{name}: mmap", lambda: mmap.mmap(fd, size, prot=both))
-        if mapped is not None:
-            mapped.close()
+        writable = attempt(f"{name}: mmap", lambda: mmap.mmap(fd, size, prot=both))
+        if writable is not None:
+            writable.close()
         # Punching a hole: FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE.
-        if _libc.fallocate(fd, 3, ctypes.c_long(0), ctypes.c_long(4096)) == 0:
+        if libc.fallocate(fd, 3, ctypes.c_long(0), ctypes.c_long(4096)) == 0:
             done.append(f"{name}: hole")
 
     path = f"/proc/self/fd/{fd}"

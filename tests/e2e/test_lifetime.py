@@ -85,15 +85,38 @@ def test_more_held_than_the_budget(box, pages, mode):
         m.settle()
 
 
-def test_a_daemon_without_descriptors(box, pages, mode):
-    """Each batch that is open takes some: ENOMEM, with the reason, until there are some again."""
-    source, array = pages
+def limited(box) -> Path:
+    """The program with few descriptors."""
     limit = box.folder("bin") / "limited"
     limit.write_text(f'#!/bin/sh\nulimit -n 48\nexec {box.program} "$@"\n')
     limit.chmod(0o755)
+    return limit
+
+
+def test_idle_memory_gives_up_its_descriptors(box):
+    """Regions are kept by their sizes, and more sizes are read than there are descriptors."""
+    lengths = np.arange(1, 201)
+    values = np.arange(lengths.sum(), dtype=np.int32)
+    cu = np.concatenate([[0], np.cumsum(lengths)])
+    files = ["--from", box.npy("values", values), "--offsets", box.npy("cu", cu)]
+    box.run("create", box.path / "words", *files)
+    target = box.folder()
+    box.tool(limited(box), "mount", box.path / "words", target, "--cached", "--spec", "batch=8")
+    try:
+        for record in range(200):
+            want = values[cu[record] : cu[record + 1]].tobytes()
+            assert (target / f"words/record/{record}").read_bytes() == want
+        assert "descriptor" not in (target / ".batchfs/errors").read_text()
+    finally:
+        box.run("umount", target)
+
+
+def test_a_daemon_without_descriptors(box, pages, mode):
+    """Each batch that is open takes some: ENOMEM, with the reason, until there are some again."""
+    source, array = pages
     target = box.folder()
     more = ["--cached"] if mode == "cached" else []
-    box.tool(limit, "mount", source, target, "--spec", "batch=8,seed=1", *more)
+    box.tool(limited(box), "mount", source, target, "--spec", "batch=8,seed=1", *more)
     try:
         held = []
         with pytest.raises(OSError) as caught:
@@ -105,7 +128,7 @@ def test_a_daemon_without_descriptors(box, pages, mode):
             file.close()
         told = (target / ".batchfs/errors").read_text()
         assert "Too many open files" in told, told
-        # What was closed comes back soon; what is kept for reuse when it has been idle for a while.
+        # What was closed comes back soon, and what is kept for reuse when it is wanted.
         wait_for(lambda: errno_of((target / "index/0").read_bytes) is None, "descriptors again")
         ids = np.fromfile(target / "index/0", "<u8")
         assert first == array[ids].tobytes() == (target / "pages/batch/0").read_bytes()

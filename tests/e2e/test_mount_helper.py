@@ -7,6 +7,7 @@ since mount(8) keeps a table there.
 import json
 import os
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,40 @@ def test_mount_by_its_type(box, data):
             == box.run("cat", data, "index/0.txt", "--spec", "batch=64,seed=7").stdout
         )
         machine.umount(at)
+
+
+def test_our_umount_leaves_no_line_in_the_table_of_mount(box, data):
+    """mount(8) keeps what the kernel does not know, such as `_netdev`, in a table of its own."""
+    machine, at, other = Machine(box), box.folder("a b"), box.folder("other")
+    table = lambda: machine.run("cat", "/run/mount/utab", check=False).stdout  # noqa: E731
+    options = "batch=64,_netdev,x-systemd.automount"
+    machine.run("mount", "-t", "batchfs", data, other, "-o", options)
+    kept = table()
+    assert f"TARGET={other} " in kept and "_netdev" in kept
+    for how in ([], ["--lazy"]):
+        machine.run("mount", "-t", "batchfs", data, at, "-o", options)
+        assert table().count("TARGET=") == 2
+        machine.run(box.program, "umount", *how, at)
+        wait_for(lambda: not daemons(at), "the daemon ends")
+        assert table() == kept, "the lines of others stay, and none is left over"
+    # The daemon unmounts by itself when it is told to end.
+    machine.run("mount", "-t", "batchfs", data, at, "-o", options)
+    [pid] = daemons(at)
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: not daemons(at), "the daemon ends")
+    assert table() == kept
+    # In use, it says so as ever.
+    machine.run("mount", "-t", "batchfs", data, at, "-o", options)
+    reader = machine.box.start(
+        "nsenter", "-t", machine.process.pid, "-m", "sh", "-c", f"cd '{at}'; echo ready; read x"
+    )
+    assert reader.stdout.readline() == "ready\n"
+    machine.fails(box.program, "umount", at, code=1, names=["in use"])
+    reader.kill()
+    reader.wait()
+    machine.run(box.program, "umount", other)
+    machine.umount(at)
+    assert "TARGET=" not in table()
 
 
 def test_the_keys_of_the_spec_and_relative_paths(box, data):

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import s3
 from harness import alive, errno_of, mounts_at, wait_for
-from token_data import by_pyarrow, documents
+from token_data import AWKWARD, by_pyarrow, documents
 
 SPEC = "lanes=4,window=3,seq_len=16,seed=7"
 
@@ -35,6 +35,17 @@ def bucket(session_box):
 def front(bucket):
     with s3.proxy(bucket[1]) as proxy:
         yield proxy
+
+
+# Says by its exit code that it could not read.
+READER = """
+import sys
+print("ready", flush=True)
+try:
+    open(sys.argv[1], "rb").read()
+except OSError:
+    sys.exit(7)
+"""
 
 
 def batches(m, steps) -> list[bytes]:
@@ -176,18 +187,7 @@ def test_refusals_say_what_to_do(box, bucket, front):
     fails("s3://bucket/data", names=["AWS_ACCESS_KEY_ID", "skip_signature"], env=off)
 
 
-NAMES = [
-    "lang=zh%2FCN/a b.parquet",
-    "t=2023-10-08T20%3A54/x.parquet",
-    "c#1?.parquet",
-    "a+b&c.parquet",
-    "na\u00efve.parquet",
-    "nai\u0308ve.parquet",
-    "tokens=1/x.parquet",
-    "L%3ABC.parquet",
-    "10.parquet",
-    "9.parquet",
-]
+NAMES = [*AWKWARD, "L%3ABC.parquet"]
 
 
 def test_awkward_names_are_read_from_everywhere_in_one_order(box, bucket, front):
@@ -297,15 +297,7 @@ def test_what_hangs_holds_up_nobody_else(box, bucket, front):
         far.read("tokens/batch/0")
         step = far.config()["steps_per_cycle"] // 2
         front.fault = lambda method, path, n: "hang"
-        code = """
-import os, sys
-print("ready", flush=True)
-try:
-    open(sys.argv[1], "rb").read()
-except OSError as e:
-    sys.exit(7)
-"""
-        readers = [box.python(code, far / f"tokens/batch/{step + i % 8}") for i in range(64)]
+        readers = [box.python(READER, far / f"tokens/batch/{step + i % 8}") for i in range(64)]
         for _ in range(3):
             assert os.listdir(far.dir) and os.statvfs(far.dir).f_blocks
             assert len(os.listdir(far / "tokens/batch")) > step
@@ -331,16 +323,8 @@ def test_a_mount_ends_while_its_source_hangs(box, bucket, front, way):
         m.read("tokens/batch/0")
         step = m.config()["steps_per_cycle"] // 2
         front.fault = lambda method, path, n: "hang"
-        code = """
-import sys
-print("ready", flush=True)
-try:
-    open(sys.argv[1], "rb").read()
-except OSError:
-    sys.exit(7)
-"""
         asked = len(front.seen)
-        readers = [box.python(code, m / f"tokens/batch/{step + i}") for i in range(8)]
+        readers = [box.python(READER, m / f"tokens/batch/{step + i}") for i in range(8)]
         wait_for(lambda: len(front.seen) > asked, "somebody waits")
         said = box.fails("umount", m.dir)
         assert "in use" in said and "waiting for a file to open" in said

@@ -184,7 +184,7 @@ impl Arena {
         drop(freed);
         let memory = match found {
             Some(memory) => memory,
-            None => shared.maker.make(size).map_err(|e| {
+            None => shared.with_descriptor(|| shared.maker.make(size)).map_err(|e| {
                 let mut state = shared.lock();
                 state.live.remove(&id);
                 state.used -= bytes;
@@ -234,6 +234,29 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every method leaves the state whole at each point where it could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls what takes a descriptor. If there is none left, those of regions that nobody uses are
+    /// given up, and it is called once more.
+    pub(crate) fn with_descriptor<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match open() {
+            Err(e) if is_no_descriptor(&e) && self.give_up() => open(),
+            done => done,
+        }
+    }
+
+    /// Frees all regions that are idle, and then those that readers have let go, which may take a
+    /// descriptor to find out. Says whether there were any.
+    fn give_up(&self) -> bool {
+        let idle = self.lock().shrink_idle(0);
+        let mut any = !idle.is_empty();
+        drop(idle);
+        let mut state = self.lock();
+        let mut freed = state.let_go(usize::MAX);
+        freed.extend(state.shrink_idle(0));
+        drop(state);
+        any |= !freed.is_empty();
+        any
     }
 
     pub(crate) fn give_back(&self, id: u64, memory: Memory, shown: Shown) {
@@ -329,6 +352,11 @@ impl State {
         self.idle_count -= freed.len() as u64;
         freed
     }
+}
+
+/// Whether this process, or the whole system, has no descriptor left.
+fn is_no_descriptor(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Whether this kernel tells of other users of a region, tried on one.

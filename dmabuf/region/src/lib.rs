@@ -7,12 +7,14 @@
 //! then it counts until none of them has it open or mapped, and is freed.
 //!
 //! A [`Pool`] hands out [`Block`]s, memory for readers in this process alone.
+//! A [`Shelf`] is what such a pool keeps.
 
 mod arena;
 mod backing;
 mod kept;
 mod pool;
 mod region;
+mod shelf;
 mod sys;
 
 pub use arena::{AllocError, Arena, Config, Holder, Stats};
@@ -20,3 +22,4 @@ pub use backing::{Backing, HUGE_FROM, HUGE_PAGE, PAGE};
 pub use kept::Kept;
 pub use pool::{Block, Pool};
 pub use region::{Region, RegionMut};
+pub use shelf::{Keep, Shelf};

@@ -5,31 +5,20 @@
 //! would share the pages with a pool that fills them again. Private pages are copied on write.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
 use crate::backing::{HUGE_FROM, PAGE};
+use crate::shelf::{Keep, Shelf};
 use crate::sys::Heap;
 
 /// Blocks of this size and more are mappings of their own, the others come from the heap.
 const MAPPED_FROM: usize = 128 << 10;
-/// One class per power of two.
-const CLASSES: usize = usize::BITS as usize;
-/// How often a lock is tried.
-const TRIES: u32 = 64;
 
 /// A source of [`Block`]s that keeps some of those that come back. Cloning shares it.
 #[derive(Clone)]
-pub struct Pool(Arc<Shared>);
-
-struct Shared {
-    keep: u64,
-    closed: AtomicBool,
-    cached: AtomicU64,
-    idle: Mutex<Vec<Vec<Memory>>>,
-}
+pub struct Pool(Arc<Shelf<Memory>>);
 
 enum Memory {
     Heap(Heap),
@@ -39,19 +28,13 @@ enum Memory {
 /// Memory that its holder alone has, until it is dropped.
 pub struct Block {
     memory: Option<Memory>,
-    pool: Arc<Shared>,
+    pool: Arc<Shelf<Memory>>,
 }
 
 impl Pool {
     /// An empty pool that keeps up to `keep` bytes of what comes back.
     pub fn new(keep: u64) -> Pool {
-        let idle = (0..CLASSES).map(|_| Vec::new()).collect();
-        Pool(Arc::new(Shared {
-            keep,
-            closed: AtomicBool::new(false),
-            cached: AtomicU64::new(0),
-            idle: Mutex::new(idle),
-        }))
+        Pool(Arc::new(Shelf::new(keep)))
     }
 
     /// The size that a block for `len` bytes has: the next power of two, at least 64. `None` if
@@ -67,94 +50,27 @@ impl Pool {
     /// If the system has no memory.
     pub fn take(&self, len: usize) -> io::Result<Block> {
         let class = Pool::class(len).ok_or(io::ErrorKind::OutOfMemory)?;
-        let kept = self.0.lock().and_then(|mut idle| idle[slot(class)].pop());
-        let memory = match kept {
-            Some(memory) => {
-                self.0.cached.fetch_sub(class as u64, Ordering::Relaxed);
-                memory
-            }
-            None => Memory::new(class).or_else(|e| {
-                // What is kept for other sizes may be what is missing.
-                if self.0.clear() == 0 { Err(e) } else { Memory::new(class) }
-            })?,
+        // The newest: it is the likeliest to be in the processor's cache.
+        let memory = match self.0.newest(class) {
+            Some(memory) => memory,
+            None => self.0.make(|| Memory::new(class))?,
         };
         Ok(Block { memory: Some(memory), pool: self.0.clone() })
     }
 
     /// The most bytes that are kept.
     pub fn keeps(&self) -> u64 {
-        self.0.keep
+        self.0.keeps()
     }
 
     /// Bytes that are kept now.
     pub fn cached(&self) -> u64 {
-        self.0.cached.load(Ordering::Relaxed)
+        self.0.cached()
     }
 
     /// Frees what is kept, and keeps nothing from now on. Blocks in use stay as they are.
     pub fn close(&self) {
-        self.0.closed.store(true, Ordering::Relaxed);
-        self.0.clear();
-    }
-}
-
-fn slot(class: usize) -> usize {
-    class.trailing_zeros() as usize
-}
-
-impl Shared {
-    /// The kept blocks, if nobody has them just now. Never waits for long: after a `fork` the lock
-    /// may be held by a thread that does not exist in the child, which then does without the pool.
-    fn lock(&self) -> Option<MutexGuard<'_, Vec<Vec<Memory>>>> {
-        for tried in 0..TRIES {
-            match self.idle.try_lock() {
-                Ok(guard) => return Some(guard),
-                // A stack is whole at each point where something could panic.
-                Err(TryLockError::Poisoned(guard)) => return Some(guard.into_inner()),
-                Err(TryLockError::WouldBlock) if tried < TRIES / 2 => std::hint::spin_loop(),
-                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-            }
-        }
-        None
-    }
-
-    fn clear(&self) -> usize {
-        let freed: Vec<Memory> = match self.lock() {
-            Some(mut idle) => idle.iter_mut().flat_map(std::mem::take).collect(),
-            None => Vec::new(),
-        };
-        let bytes: usize = freed.iter().map(Memory::len).sum();
-        self.cached.fetch_sub(bytes as u64, Ordering::Relaxed);
-        bytes
-    }
-
-    /// Keeps a block, if need be in the place of blocks of other sizes, or frees it.
-    fn give_back(&self, memory: Memory) {
-        let len = memory.len();
-        if len as u64 > self.keep || self.closed.load(Ordering::Relaxed) {
-            return;
-        }
-        // Freed after the lock is released: unmapping many pages takes milliseconds.
-        let mut freed = Vec::new();
-        let Some(mut idle) = self.lock() else { return };
-        let mut used = self.cached.load(Ordering::Relaxed);
-        for other in (0..CLASSES).filter(|other| *other != slot(len)) {
-            while used + len as u64 > self.keep
-                && let Some(old) = idle[other].pop()
-            {
-                used -= old.len() as u64;
-                self.cached.fetch_sub(old.len() as u64, Ordering::Relaxed);
-                freed.push(old);
-            }
-        }
-        if used + len as u64 <= self.keep {
-            self.cached.fetch_add(len as u64, Ordering::Relaxed);
-            idle[slot(len)].push(memory);
-        } else {
-            freed.push(memory);
-        }
-        drop(idle);
-        drop(freed);
+        self.0.close();
     }
 }
 
@@ -170,8 +86,10 @@ impl Memory {
         }
         Ok(Memory::Map(map))
     }
+}
 
-    fn len(&self) -> usize {
+impl Keep for Memory {
+    fn size(&self) -> usize {
         match self {
             Memory::Heap(heap) => heap.bytes().len(),
             Memory::Map(map) => map.len(),
@@ -183,7 +101,7 @@ impl Block {
     /// Its size, that of its class.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.memory.as_ref().map_or(0, Memory::len)
+        self.memory.as_ref().map_or(0, Memory::size)
     }
 
     /// What its address is a multiple of.
@@ -216,7 +134,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.pool.give_back(memory);
+            self.pool.put(memory);
         }
     }
 }
@@ -278,16 +196,6 @@ mod tests {
         assert!(held.bytes().iter().all(|b| *b == 3));
         drop(held);
         assert_eq!(pool.cached(), 0);
-    }
-
-    #[test]
-    fn a_lock_that_is_held_for_ever_costs_the_pool_and_nothing_else() {
-        let pool = Pool::new(1 << 20);
-        drop(pool.take(64).unwrap());
-        let held = pool.0.idle.lock().unwrap();
-        drop(pool.take(64).unwrap());
-        drop(held);
-        assert_eq!(pool.cached(), 64);
     }
 
     #[test]

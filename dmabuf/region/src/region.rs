@@ -141,7 +141,7 @@ impl Region {
     pub fn lend(&self) -> io::Result<OwnedFd> {
         self.0.shown.fetch_max(Shown::Lent as u8, Ordering::AcqRel);
         match &self.0.memory {
-            Some(memory) => memory.lend(),
+            Some(memory) => self.0.arena.with_descriptor(|| memory.lend()),
             None => Err(io::ErrorKind::Other.into()),
         }
     }

@@ -243,9 +243,18 @@ fn value(name: &str, dtype: DType) -> Result<Field, String> {
     })
 }
 
+/// The type of values: bools are bytes.
 fn plain(dtype: DType) -> Result<DataType, String> {
-    Ok(match dtype {
-        DType::Bool | DType::Int8 => DataType::Int8,
+    match dtype {
+        DType::Bool => Ok(DataType::Int8),
+        other => arrow_type(other).ok_or_else(|| format!("Arrow has no {other}")),
+    }
+}
+
+/// The Arrow type whose values have the same bytes, if there is one. Arrow's booleans are bits.
+pub fn arrow_type(dtype: DType) -> Option<DataType> {
+    Some(match dtype {
+        DType::Int8 => DataType::Int8,
         DType::Int16 => DataType::Int16,
         DType::Int32 => DataType::Int32,
         DType::Int64 => DataType::Int64,
@@ -256,14 +265,15 @@ fn plain(dtype: DType) -> Result<DataType, String> {
         DType::Float16 => DataType::Float16,
         DType::Float32 => DataType::Float32,
         DType::Float64 => DataType::Float64,
-        DType::BFloat16
+        DType::Bool
+        | DType::BFloat16
         | DType::Complex64
         | DType::Complex128
         | DType::Float8E4M3FN
         | DType::Float8E4M3FNUZ
         | DType::Float8E5M2
         | DType::Float8E5M2FNUZ
-        | DType::Float8E8M0FNU => return Err(format!("Arrow has no {dtype}")),
+        | DType::Float8E8M0FNU => return None,
     })
 }
 

@@ -26,6 +26,7 @@ mod stamp;
 mod tokens;
 mod write;
 
+pub use arrow::arrow_type;
 pub use dataset::{Dataset, NamedStream, View};
 pub use engine::{Batch, Engine, Options};
 pub use error::{Error, Result};

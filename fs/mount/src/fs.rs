@@ -3,27 +3,27 @@
 use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-use batchfs_batch::{Error, Face, Item, Key};
+use batchfs_batch::Error;
 use fuser::{
-    BsdFileFlags, Errno, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr,
-    Request, TimeOrNow,
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    TimeOrNow,
 };
 
-use crate::files::{Files, Open};
+use crate::attr::Size;
+use crate::files::Files;
 use crate::inode::view_of;
+use crate::names::Missing;
 use crate::node::{Node, Top};
-use crate::session::Delivery;
-use crate::tree::{Missing, Size, Tree};
+use crate::tree::Tree;
 
-const GENERATION: Generation = Generation(0);
+pub(crate) const GENERATION: Generation = Generation(0);
 
 pub(crate) struct BatchFs {
-    tree: Arc<Tree>,
-    files: Arc<Files>,
+    pub(crate) tree: Arc<Tree>,
+    pub(crate) files: Arc<Files>,
     /// Told what the kernel offers, before the first request.
     offers_passthrough: Arc<std::sync::OnceLock<bool>>,
 }
@@ -36,7 +36,7 @@ impl BatchFs {
         BatchFs { tree, files: Arc::default(), offers_passthrough }
     }
 
-    fn node(&self, ino: INodeNo) -> Result<Node, Errno> {
+    pub(crate) fn node(&self, ino: INodeNo) -> Result<Node, Errno> {
         // Only a number that the kernel was told to forget, or never told, is unknown.
         let node = self.tree.inodes.node(ino.0).ok_or(Errno::ESTALE)?;
         self.tree.views.get(node.view()).map(|_| node).ok_or(Errno::ESTALE)
@@ -141,52 +141,7 @@ impl Filesystem for BatchFs {
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        let node = match self.node(ino) {
-            Ok(node) => node,
-            Err(e) => return reply.error(e),
-        };
-        let key = match node {
-            // An empty record of a ragged stream has no region.
-            Node::File(Key { item: Item::Record(_), face: Face::Bare, .. })
-                if matches!(self.tree.size(node), Ok(Size::Known(0))) =>
-            {
-                let flags = FopenFlags::FOPEN_KEEP_CACHE;
-                return self.files.open(Open::Text("".into()), flags, reply);
-            }
-            Node::File(key) if !self.tree.is_text(key) => key,
-            node => {
-                return match self.tree.text(node) {
-                    Some(text) => {
-                        let flags = if node.changes() {
-                            FopenFlags::FOPEN_DIRECT_IO
-                        } else {
-                            FopenFlags::FOPEN_KEEP_CACHE
-                        };
-                        self.files.open(Open::Text(text.into()), flags, reply);
-                    }
-                    None => reply.error(Errno::ENOENT),
-                };
-            }
-        };
-        let Some(view) = self.tree.views.get(key.view) else { return reply.error(Errno::ESTALE) };
-        let (tree, files) = (self.tree.clone(), self.files.clone());
-        let name = view.name(key);
-        let pass = self.tree.delivery.get() == Some(&Delivery::Passthrough);
-        self.tree.engine.open(key, &view, move |made| match made {
-            Ok(batch) if pass => {
-                if let Err(e) = files.pass(ino.0, batch, reply) {
-                    tree.errors.add(None, format!("{name}: the kernel refused its region: {e}"));
-                }
-            }
-            Ok(batch) => {
-                let flags = FopenFlags::FOPEN_KEEP_CACHE;
-                files.open(Open::Region(Arc::new(batch)), flags, reply);
-            }
-            Err(why) if matches!(*why, Error::Empty { .. }) => {
-                files.open(Open::Text("".into()), FopenFlags::FOPEN_KEEP_CACHE, reply);
-            }
-            Err(why) => reply.error(tree.failed(&why)),
-        });
+        self.open_file(ino, reply);
     }
 
     fn read(
@@ -250,23 +205,9 @@ impl Filesystem for BatchFs {
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectory,
+        reply: ReplyDirectory,
     ) {
-        let folder = match self.node(ino) {
-            Ok(folder) => folder,
-            Err(e) => return reply.error(e),
-        };
-        self.tree.list(folder, offset, |name, node, next| {
-            let kind = match node {
-                Node::Top(Top::Service) => FileType::Symlink,
-                _ if node.is_dir() => FileType::Directory,
-                _ => FileType::RegularFile,
-            };
-            // A number that has to be kept has no inode until it is looked up; any will do here.
-            let ino = self.tree.inodes.number(node, false).unwrap_or(u64::MAX);
-            reply.add(INodeNo(ino), next, kind, name)
-        });
-        reply.ok();
+        self.list(ino, offset, reply);
     }
 
     fn readdirplus(
@@ -275,33 +216,9 @@ impl Filesystem for BatchFs {
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectoryPlus,
+        reply: ReplyDirectoryPlus,
     ) {
-        let folder = match self.node(ino) {
-            Ok(folder) => folder,
-            Err(e) => return reply.error(e),
-        };
-        self.tree.list(folder, offset, |name, node, next| {
-            // The kernel takes no inodes from these two.
-            let told = !matches!(name, "." | "..");
-            let ino = match told {
-                true => self.tree.listed(node, name),
-                false => self.tree.inodes.number(node, false),
-            };
-            let Some(ino) = ino else { return false };
-            let (size, ttl) = match self.tree.size(node) {
-                Ok(Size::Known(size)) => (size, Tree::ttls(node).both()),
-                // Whoever wants to know has to ask, and gets an answer or the reason.
-                Ok(Size::WhenMade(_)) | Err(_) => (0, Duration::ZERO),
-            };
-            let attr = self.tree.attr(ino, node, size);
-            let full = reply.add(INodeNo(ino), next, name, &ttl, &attr, GENERATION);
-            if full && told {
-                self.tree.forget(ino, 1);
-            }
-            full
-        });
-        reply.ok();
+        self.list_plus(ino, offset, reply);
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -321,6 +238,8 @@ impl Filesystem for BatchFs {
         reply.statfs(bytes.div_ceil(BLOCK.into()).max(1), 0, 0, files, 0, BLOCK, 255, BLOCK);
     }
 
+    // Nothing here has extended attributes. After this answer the kernel says so itself (EOPNOTSUPP),
+    // instead of asking for each file that `ls -l` shows.
     fn getxattr(
         &self,
         _req: &Request,
@@ -329,11 +248,11 @@ impl Filesystem for BatchFs {
         _size: u32,
         reply: ReplyXattr,
     ) {
-        reply.error(Errno::ENODATA);
+        reply.error(Errno::ENOSYS);
     }
 
-    fn listxattr(&self, _req: &Request, _ino: INodeNo, size: u32, reply: ReplyXattr) {
-        if size == 0 { reply.size(0) } else { reply.data(&[]) }
+    fn listxattr(&self, _req: &Request, _ino: INodeNo, _size: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
     }
 
     fn setattr(

@@ -5,6 +5,7 @@
 //! `guide` generates.
 
 mod attach;
+mod attr;
 mod buffers;
 mod errlog;
 mod errno;
@@ -13,12 +14,16 @@ mod files;
 mod fs;
 mod guide;
 mod inode;
+mod listing;
+mod names;
 mod node;
+mod opening;
 mod preflight;
 mod session;
 mod tree;
 mod unmount;
 mod unmounted;
+mod utab;
 mod views;
 
 pub use preflight::{Refusal, SUBTYPE, clear_dead, find_helper, is_ours, resolve};

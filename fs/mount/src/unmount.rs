@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use nix::mount::{MntFlags, umount2};
 
-use crate::preflight;
+use crate::{preflight, utab};
 
 /// Why a mount is still there.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +56,10 @@ pub fn unmount(dir: &Path, lazy: bool) -> Result<(), UnmountError> {
     let path = dir.to_owned();
     if !preflight::is_ours(dir) {
         return Err(UnmountError::NotMounted { path });
+    }
+    // What it fails for is said better below.
+    if utab::has(dir) && utab::umount(dir, lazy) {
+        return Ok(());
     }
     let flags = MntFlags::UMOUNT_NOFOLLOW;
     let flags = if lazy { flags | MntFlags::MNT_DETACH } else { flags };

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use batchfs_batch::{Batch, Engine, Error, Face, Item, Key, Making, Options, View};
 use batchfs_region::{Arena, Config, HUGE_PAGE};
 
+use crate::names::Missing;
 use crate::node::{Node, Top};
-use crate::tree::{Missing, Tree};
+use crate::tree::Tree;
 
 /// Of what was found and is gone when it is looked at.
 const GONE: &str = "it was there a moment ago";

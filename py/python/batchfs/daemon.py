@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .__main__ import program
+from ._numbers import MOST_THREADS, integer
 from .mounted import Dataset
 
 __all__ = ["mount"]
@@ -60,6 +61,13 @@ class mount:
     ) -> None:
         if spec is not None and keys:
             raise TypeError("mount takes a spec as text or as keys, not both")
+        if isinstance(memory, int):
+            integer(memory, "memory", 1)
+        if threads is not None:
+            integer(threads, "threads", most=MOST_THREADS)
+        for key, value in keys.items():
+            if isinstance(value, int):
+                integer(value, key)
         if keys:
             spec = ",".join(f"{key}={value}" for key, value in keys.items())
         given = {"spec": spec, "memory": memory, "threads": threads, "verify": verify, "log": log}

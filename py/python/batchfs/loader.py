@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from ._native import Pipeline
+from ._numbers import MOST_THREADS, integer
 
 __all__ = ["Loader"]
-
-
-def _integer(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} is an integer, not {value!r}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is an integer, not {value!r}") from None
-    if number < least:
-        raise ValueError(f"{name}={number} is not valid; it is at least {least}")
-    return number
 
 
 def _end(pipeline: Pipeline, threads: list[threading.Thread]) -> None:
@@ -73,8 +61,8 @@ class Loader:
         self.streams = {name: _views(name, views) for name, views in dict(streams).items()}
         self.sampler = sampler
         self.transform = transform
-        self.workers = _integer(workers, "workers", 0)
-        self.prefetch = _integer(prefetch, "prefetch", 1)
+        self.workers = integer(workers, "workers", most=MOST_THREADS)
+        self.prefetch = integer(prefetch, "prefetch", 1)
         self.ordered = bool(ordered)
         if transform is not None and not callable(transform):
             raise TypeError("transform is a callable that takes the list of shards")
@@ -134,7 +122,9 @@ class Loader:
         spec = getattr(self.sampler, "spec", None)
         if "spec" in state and state["spec"] != spec:
             raise ValueError(f"the state is of spec {state['spec']!r}, the sampler's is {spec!r}")
-        self._pipeline.set_position(state["delivered"], state["step"])
+        step = state["step"]
+        delivered = integer(state["delivered"], "delivered")
+        self._pipeline.set_position(delivered, None if step is None else integer(step, "step"))
 
     def close(self) -> None:
         """Ends the threads and throws away what was made ahead. A second call does nothing."""

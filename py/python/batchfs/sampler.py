@@ -7,17 +7,9 @@ import operator
 from typing import Any
 
 from . import _native
+from ._numbers import integer
 
 __all__ = ["Sampler"]
-
-_MOST = 2**64 - 1
-
-
-def _number(value: Any, name: str, least: int) -> int:
-    number = operator.index(value)
-    if not least <= number <= _MOST:
-        raise ValueError(f"{name}={number} is not valid; it is {least} to 2^64 - 1")
-    return number
 
 
 class Sampler(_native.Steps):
@@ -60,12 +52,12 @@ class Sampler(_native.Steps):
         if kind not in (0, 1, 2):
             raise ValueError(f"mode {mode!r} is not valid; it is SEQUENTIAL, IID or CYCLIC")
         args = (
-            _number(length, "length", 1),
-            _number(batch_size, "batch_size", 1),
+            integer(length, "length", 1),
+            integer(batch_size, "batch_size", 1),
             kind,
-            _number(seed, "seed", 0),
-            _number(rank, "rank", 0),
-            _number(world, "world", 1),
+            integer(seed, "seed"),
+            integer(rank, "rank"),
+            integer(world, "world", 1),
             remainder,
         )
         self = super().__new__(cls, *args)
@@ -74,7 +66,7 @@ class Sampler(_native.Steps):
 
     def seek(self, step: int) -> None:
         """Makes ``step`` (0 to 2^64 - 1) the next one, at once."""
-        super().seek(_number(step, "step", 0))
+        super().seek(integer(step, "step"))
 
     def state_dict(self) -> dict[str, Any]:
         """The spec, the length and the next step."""

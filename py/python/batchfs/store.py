@@ -23,6 +23,7 @@ from typing import Any
 from . import _native, dtypes
 from ._errors import StoreError
 from ._native import Allocator, DenseView, DLTensor, RaggedView
+from ._numbers import integer, within
 
 __all__ = [
     "DLTensor",
@@ -238,8 +239,9 @@ class _Writer:
         if codec != "zstd_dict" and dict_bytes is not None:
             raise ValueError("dict_bytes are for codec='zstd_dict' alone")
         shards = _integer(data_shards, "data_shards")
-        if not 1 <= shards <= MAX_DATA_SHARDS:
-            raise ValueError(f"data_shards={shards} is not valid; it is 1 to {MAX_DATA_SHARDS}")
+        within(shards, "data_shards", 1, MAX_DATA_SHARDS)
+        effort = _integer(level, "level")
+        within(effort, "level", -(2**31), 2**31 - 1)
         self.path = Path(path)
         """The folder that the store will be."""
         self.dtype = dtypes._BY_NAME[dtypes._name(dtype)]
@@ -254,7 +256,7 @@ class _Writer:
                 item_shape=item_shape,
                 ndim=ndim,
                 codec=codec,
-                level=_integer(level, "level"),
+                level=effort,
                 dictionary=None if dict_bytes is None else bytes(dict_bytes),
                 shards=shards,
             )
@@ -342,8 +344,10 @@ class DenseWriter(_Writer):
             shape = tuple(_integer(n, "each number of item_shape") for n in item_shape)
         except TypeError:
             raise ValueError(f"item_shape is a tuple of integers, not {item_shape!r}") from None
-        if any(n < 0 for n in shape) or len(shape) >= _MOST_AXES:
-            raise ValueError(f"item_shape {shape} is not valid: up to 63 axes, none negative")
+        if len(shape) >= _MOST_AXES:
+            raise ValueError(f"item_shape has {len(shape)} axes; there are up to 63")
+        for n in shape:
+            within(n, "each number of item_shape", 0, 2**63 - 1)
         self.item_shape = shape
         """The shape of a record."""
         super().__init__(path, dtype, shape, 0, codec, dict_bytes, data_shards, level)
@@ -376,8 +380,7 @@ class RaggedWriter(_Writer):
         level: int = 3,
     ) -> None:
         axes = _integer(ndim, "ndim")
-        if not 1 <= axes <= _MOST_AXES:
-            raise ValueError(f"ndim={axes} is not valid; ragged records have 1 to 64 axes")
+        within(axes, "ndim", 1, _MOST_AXES)
         self.ndim = axes
         """The number of axes of every record."""
         super().__init__(path, dtype, None, axes, codec, dict_bytes, data_shards, level)
@@ -412,7 +415,7 @@ def train_dict(
 
     Raises ``ValueError`` if the records are too few, too short or have nothing in common.
     """
-    made, warning = _native.train_dict(source, size)
+    made, warning = _native.train_dict(source, integer(size, "size", 1))
     if warning:
         warnings.warn(warning, stacklevel=2)
     if path is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import os
 import threading
 import weakref
@@ -14,7 +13,8 @@ from typing import Any
 
 from ._native import Pipeline, TokenBatch, TokenSource
 from ._native import merge as _merge
-from .loader import _end, _integer
+from ._numbers import MOST_THREADS, integer
+from .loader import _end
 
 __all__ = ["TokenBatch", "TokenLoader", "merge"]
 
@@ -73,16 +73,16 @@ class TokenLoader:
         threads: int = 0,
     ) -> None:
         numbers = {
-            "lanes": _integer(lanes, "lanes", 1),
-            "window": _integer(window, "window", 1),
-            "seq_len": _integer(seq_len, "seq_len", 1),
-            "seed": _integer(seed, "seed", 0),
-            "rank": _integer(rank, "rank", 0),
-            "world": _integer(world, "world", 1),
+            "lanes": integer(lanes, "lanes", 1),
+            "window": integer(window, "window", 1),
+            "seq_len": integer(seq_len, "seq_len", 1),
+            "seed": integer(seed, "seed"),
+            "rank": integer(rank, "rank"),
+            "world": integer(world, "world", 1),
         }
         if out not in ("int32", "uint32"):
             raise ValueError(f"out={out!r}: tokens are given out as 'int32' or 'uint32'")
-        ahead = _integer(prefetch, "prefetch", 0)
+        ahead = integer(prefetch, "prefetch")
         options = {}
         for key, value in dict(storage_options or {}).items():
             if not isinstance(key, str) or not isinstance(value, str):
@@ -94,8 +94,8 @@ class TokenLoader:
             ",".join(f"{key}={value}" for key, value in {**numbers, "out": out}.items()),
             mix=None if mix is None else ",".join(f"{name}={_weight(mix[name])}" for name in mix),
             column=column,
-            budget=None if budget is None else _integer(budget, "budget", 0),
-            threads=_integer(threads, "threads", 0),
+            budget=None if budget is None else integer(budget, "budget"),
+            threads=integer(threads, "threads", most=MOST_THREADS),
             storage_options=options,
         )
         self.rank, self.world = numbers["rank"], numbers["world"]
@@ -149,7 +149,7 @@ class TokenLoader:
 
     def first_step(self, epoch: int) -> int:
         """The first step of an epoch."""
-        step = self._source.first_step(_integer(epoch, "epoch", 0))
+        step = self._source.first_step(integer(epoch, "epoch"))
         if step is None:
             raise ValueError(f"epoch {epoch} begins after the last step that there is, 2^64 - 1")
         return step
@@ -187,9 +187,7 @@ class TokenLoader:
 
     def seek(self, step: int) -> None:
         """Makes ``step`` (0 to 2^64 - 1) the next one. Nothing before it is read for that."""
-        number = operator.index(step)
-        if not 0 <= number < 2**64:
-            raise ValueError(f"step {number} is not valid; it is 0 to 2^64 - 1")
+        number = integer(step, "step")
         with self._turn():
             if self._closed:
                 raise RuntimeError("this TokenLoader is closed")

@@ -15,6 +15,7 @@ from torch.utils import data
 
 from . import _native, _pinned
 from ._convert import as_torch
+from ._numbers import integer
 from ._torch_tokens import TokenDataset, TokenStep
 from .mounted import Dataset, Stream
 from .sampler import Sampler
@@ -151,8 +152,11 @@ class Batches(data.IterableDataset):
             length = len(next(iter(self._source.values())))
             self._sampler = _sampler(spec or "batch=256", length)
             cycle = self._sampler.steps_per_cycle
-        self._start = start
-        self._stop = start + cycle if stop == -1 else stop
+        self._start = integer(start, "start")
+        if stop == -1:
+            stop = self._start + cycle
+        # The last step is 2^64 - 1.
+        self._stop = None if stop is None else integer(stop, "stop", most=2**64)
         self._transform = transform
         self._done = self._resumed = 0
 

@@ -9,34 +9,17 @@ use arrow_data::ArrayData;
 use arrow_data::ffi::FFI_ArrowArray;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
-use batchfs_store::DType;
+use batchfs_batch::arrow_type;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 use crate::tensor::Tensor;
 
-fn plain(dtype: DType) -> Option<DataType> {
-    Some(match dtype {
-        DType::Int8 => DataType::Int8,
-        DType::Int16 => DataType::Int16,
-        DType::Int32 => DataType::Int32,
-        DType::Int64 => DataType::Int64,
-        DType::UInt8 => DataType::UInt8,
-        DType::UInt16 => DataType::UInt16,
-        DType::UInt32 => DataType::UInt32,
-        DType::UInt64 => DataType::UInt64,
-        DType::Float16 => DataType::Float16,
-        DType::Float32 => DataType::Float32,
-        DType::Float64 => DataType::Float64,
-        _ => return None,
-    })
-}
-
 /// The tensor as an array of its first axis; further axes are lists of fixed size. The same memory.
 fn data(tensor: &Tensor) -> Result<ArrayData, PyErr> {
     let invalid = |e: arrow_schema::ArrowError| PyValueError::new_err(e.to_string());
-    let Some(item) = plain(tensor.dtype) else {
+    let Some(item) = arrow_type(tensor.dtype) else {
         let why = format!("Arrow has no {}; take .numpy() or DLPack", tensor.dtype);
         return Err(PyTypeError::new_err(why));
     };

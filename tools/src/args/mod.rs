@@ -16,7 +16,7 @@ pub use help::{Completions, Demo, Doctor, Man};
 pub use look::{Cat, Ids, Info, Ls, Order, Verify};
 pub use make::{Create, Export, ExportFormat, TrainDict};
 pub use mount::{Mount, Umount, When};
-pub use tokens::{AnySpec, Index, Plan, TokenArgs};
+pub use tokens::{AnySpec, Index, Plan, TokenArgs, TokenSources};
 
 /// Training data as files: every batch of a training run has a path.
 ///

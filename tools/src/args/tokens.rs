@@ -37,16 +37,12 @@ pub(super) fn any_spec(text: &str) -> Result<AnySpec, String> {
     checked.map(|()| AnySpec(text.to_owned())).map_err(|e| e.to_string())
 }
 
-/// Of Parquet sources: which column, where from, how much memory.
+/// Of Parquet sources: which column, and where from.
 #[derive(Debug, ClapArgs)]
-pub struct TokenArgs {
+pub struct TokenSources {
     /// The column of tokens in Parquet files; dots lead into structs
     #[arg(long, default_value = "tokens", value_name = "NAME")]
     pub column: String,
-    /// Bytes that decoded row groups may take: 4 a token and 48 a document. Left out, what the spec
-    /// needs and a window more to read ahead; later epochs are fast if all of the data fits
-    #[arg(long, value_name = "SIZE")]
-    pub budget: Option<ByteSize>,
     /// How to reach object storage, such as endpoint=http://host:9000; besides AWS_* and the like in
     /// the environment. Secrets belong there, since others can see a command line
     #[arg(long, value_name = "KEY=VALUE", value_parser = storage_option)]
@@ -57,7 +53,18 @@ pub struct TokenArgs {
     pub mix: Vec<String>,
 }
 
-impl TokenArgs {
+/// Of Parquet sources that are read: how much memory, too.
+#[derive(Debug, ClapArgs)]
+pub struct TokenArgs {
+    #[command(flatten)]
+    pub sources: TokenSources,
+    /// Bytes that decoded row groups may take: 4 a token and 48 a document. Left out, what the spec
+    /// needs and a window more to read ahead; later epochs are fast if all of the data fits
+    #[arg(long, value_name = "SIZE")]
+    pub budget: Option<ByteSize>,
+}
+
+impl TokenSources {
     /// The mixture, if there is one.
     pub fn mix(&self) -> anyhow::Result<Option<Mix>> {
         if self.mix.is_empty() {
@@ -82,7 +89,7 @@ pub struct Index {
     /// A Parquet file, a folder of them, or an address such as s3://bucket/prefix
     pub source: PathBuf,
     #[command(flatten)]
-    pub tokens: TokenArgs,
+    pub tokens: TokenSources,
     /// Show the lengths of epochs under this spec, too
     #[arg(long, value_parser = any_spec)]
     pub spec: Option<AnySpec>,

@@ -46,7 +46,7 @@ pub fn view(
     threads: usize,
     resident: bool,
 ) -> anyhow::Result<View> {
-    if let Some(mix) = args.mix()? {
+    if let Some(mix) = args.sources.mix()? {
         let (data, spec) = tokens::mixture(source, &mix, args, spec, threads)?;
         return View::new(0, "", data, spec).map_err(|e| about(source, e));
     }

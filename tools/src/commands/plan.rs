@@ -13,8 +13,8 @@ use crate::say;
 /// What a step would read. Nothing but the index is read for it.
 pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
     let spec = args.spec.as_ref().map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
-    let mix = args.tokens.mix()?;
-    let opened = tokens::open_all(&args.source, &args.tokens, mix.as_ref())?;
+    let mix = args.tokens.sources.mix()?;
+    let opened = tokens::open_all(&args.source, &args.tokens.sources, mix.as_ref())?;
     let budget = args.tokens.budget.map(|size| size.as_u64());
     let wrong = |e| super::about(&args.source, e);
     let tokens = tokens::tokens(&opened, mix.as_ref(), spec, budget, 1).map_err(wrong)?;

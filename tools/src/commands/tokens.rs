@@ -9,7 +9,7 @@ use batchfs_parquet::{Options, ParquetTokens, is_parquet};
 use batchfs_sampler::lanes::{LaneSpec, Mix};
 use batchfs_store::TokenSource;
 
-use crate::args::{AnySpec, TokenArgs};
+use crate::args::{AnySpec, TokenArgs, TokenSources};
 
 /// Whether `source` is one of tokens.
 ///
@@ -36,7 +36,7 @@ pub fn is_tokens(source: &Path) -> anyhow::Result<bool> {
 }
 
 /// Opens the Parquet files at `source`.
-pub fn open(source: &Path, args: &TokenArgs) -> anyhow::Result<ParquetTokens> {
+pub fn open(source: &Path, args: &TokenSources) -> anyhow::Result<ParquetTokens> {
     let source = source.to_str().context("the path of a token source has to be UTF-8")?;
     let options = Options {
         column: args.column.clone(),
@@ -50,7 +50,7 @@ pub fn open(source: &Path, args: &TokenArgs) -> anyhow::Result<ParquetTokens> {
 pub type Opened = Vec<(Option<String>, Arc<ParquetTokens>)>;
 
 /// Opens the Parquet files at `source`, or at each place that it names if there is a mixture.
-pub fn open_all(source: &Path, args: &TokenArgs, mix: Option<&Mix>) -> anyhow::Result<Opened> {
+pub fn open_all(source: &Path, args: &TokenSources, mix: Option<&Mix>) -> anyhow::Result<Opened> {
     let Some(mix) = mix else { return Ok(vec![(None, Arc::new(open(source, args)?))]) };
     let open = |(name, place): (String, PathBuf)| {
         let opened = open(&place, args).with_context(|| format!("source {name}"))?;
@@ -136,7 +136,7 @@ pub fn mixture(
     threads: usize,
 ) -> anyhow::Result<(Arc<Dataset>, LaneSpec)> {
     let spec = order.map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
-    let opened = open_all(source, args, Some(mix))?;
+    let opened = open_all(source, &args.sources, Some(mix))?;
     let budget = args.budget.map(|size| size.as_u64());
     let tokens = tokens(&opened, Some(mix), spec, budget, threads);
     Ok((Arc::new(Dataset::of_tokens(tokens.map_err(|e| super::about(source, e))?)), spec))
@@ -150,7 +150,7 @@ pub fn dataset(
     threads: usize,
 ) -> anyhow::Result<(Arc<Dataset>, LaneSpec)> {
     let spec = order.map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
-    let parquet = Arc::new(open(source, args)?);
+    let parquet = Arc::new(open(source, &args.sources)?);
     let budget = args.budget.map(|size| size.as_u64());
     let tokens =
         Tokens::new(parquet, spec, budget, threads).map_err(|e| super::about(source, e))?;

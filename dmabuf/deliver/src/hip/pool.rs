@@ -4,19 +4,14 @@
 //! that work is done. So memory that comes back is filled again only after a wait for the device that
 //! began later. The oldest is taken first, so that one wait serves all that has come back before it.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use batchfs_region::PAGE;
+use batchfs_region::{Keep, PAGE, Shelf};
 
 use super::device::{Device, Imported};
 use crate::error::Error;
 use crate::render::{Buffer, Node};
-
-const CLASSES: usize = usize::BITS as usize;
-/// How often a lock is tried.
-const TRIES: u32 = 64;
 
 /// A source of [`DeviceBlock`]s that keeps some of those that come back. Cloning shares it.
 #[derive(Clone)]
@@ -25,13 +20,10 @@ pub struct DevicePool(Arc<Shared>);
 struct Shared {
     device: Device,
     node: Box<dyn Node>,
-    keep: u64,
-    closed: AtomicBool,
-    cached: AtomicU64,
     /// Waits for the device that were begun, numbered from 1, and the highest one that has ended.
     begun: AtomicU64,
     ended: AtomicU64,
-    idle: Mutex<Vec<VecDeque<Idle>>>,
+    shelf: Shelf<Idle>,
 }
 
 /// The order is that in which they are given up: first the device's address.
@@ -59,12 +51,9 @@ impl DevicePool {
         DevicePool(Arc::new(Shared {
             device,
             node,
-            keep,
-            closed: AtomicBool::new(false),
-            cached: AtomicU64::new(0),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
-            idle: Mutex::new((0..CLASSES).map(|_| VecDeque::new()).collect()),
+            shelf: Shelf::new(keep),
         }))
     }
 
@@ -82,17 +71,12 @@ impl DevicePool {
         let shared = &self.0;
         let class = DevicePool::class(len).ok_or(std::io::ErrorKind::OutOfMemory);
         let class = class.map_err(Error::os("make memory for a device"))?;
-        let kept = shared.lock().and_then(|mut idle| idle[slot(class)].pop_front());
-        let memory = match kept {
+        let memory = match shared.shelf.oldest(class) {
             Some(Idle { memory, since }) => {
-                shared.cached.fetch_sub(class as u64, Ordering::Relaxed);
                 shared.wait(since)?;
                 memory
             }
-            None => shared.make(class).or_else(|e| {
-                // What is kept for other sizes may be what is missing.
-                if shared.clear() == 0 { Err(e) } else { shared.make(class) }
-            })?,
+            None => shared.shelf.make(|| shared.make(class))?.memory,
         };
         Ok(DeviceBlock { memory: Some(memory), pool: shared.clone() })
     }
@@ -109,30 +93,31 @@ impl DevicePool {
 
     /// The most bytes that are kept.
     pub fn keeps(&self) -> u64 {
-        self.0.keep
+        self.0.shelf.keeps()
     }
 
     /// Bytes that are kept now.
     pub fn cached(&self) -> u64 {
-        self.0.cached.load(Ordering::Relaxed)
+        self.0.shelf.cached()
     }
 
     /// Frees what is kept, and keeps nothing from now on. Blocks in use stay as they are.
     pub fn close(&self) {
-        self.0.closed.store(true, Ordering::Relaxed);
-        self.0.clear();
+        self.0.shelf.close();
     }
 }
 
-fn slot(class: usize) -> usize {
-    class.trailing_zeros() as usize
+impl Keep for Idle {
+    fn size(&self) -> usize {
+        self.memory.buffer.len()
+    }
 }
 
 impl Shared {
-    fn make(&self, class: usize) -> Result<Memory, Error> {
+    fn make(&self, class: usize) -> Result<Idle, Error> {
         let buffer = self.node.create(class)?;
         let imported = self.device.import(buffer.fd(), class)?;
-        Ok(Memory { imported, buffer })
+        Ok(Idle { memory: Memory { imported, buffer }, since: 0 })
     }
 
     /// Waits for what the device was given before the wait number `since` + 1 began.
@@ -146,60 +131,11 @@ impl Shared {
         Ok(())
     }
 
-    /// The kept blocks, if nobody has them just now. Never waits for long: a deleter may run
-    /// anywhere.
-    fn lock(&self) -> Option<MutexGuard<'_, Vec<VecDeque<Idle>>>> {
-        for tried in 0..TRIES {
-            match self.idle.try_lock() {
-                Ok(guard) => return Some(guard),
-                // A queue is whole at each point where something could panic.
-                Err(TryLockError::Poisoned(guard)) => return Some(guard.into_inner()),
-                Err(TryLockError::WouldBlock) if tried < TRIES / 2 => std::hint::spin_loop(),
-                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-            }
-        }
-        None
-    }
-
-    fn clear(&self) -> u64 {
-        let freed: Vec<Idle> = match self.lock() {
-            Some(mut idle) => idle.iter_mut().flat_map(std::mem::take).collect(),
-            None => Vec::new(),
-        };
-        let bytes = freed.iter().map(|i| i.memory.buffer.len() as u64).sum();
-        self.cached.fetch_sub(bytes, Ordering::Relaxed);
-        bytes
-    }
-
-    /// Keeps a block, if need be in the place of blocks of other sizes, or frees it.
+    /// Keeps a block, or frees it.
     fn give_back(&self, memory: Memory) {
-        let len = memory.buffer.len() as u64;
-        if len > self.keep || self.closed.load(Ordering::Relaxed) {
-            return;
-        }
-        // Freed after the lock is released: that waits for the device.
-        let mut freed = Vec::new();
-        let Some(mut idle) = self.lock() else { return };
-        let mut used = self.cached.load(Ordering::Relaxed);
-        for other in (0..CLASSES).filter(|other| *other != slot(len as usize)) {
-            while used + len > self.keep
-                && let Some(old) = idle[other].pop_front()
-            {
-                let bytes = old.memory.buffer.len() as u64;
-                used -= bytes;
-                self.cached.fetch_sub(bytes, Ordering::Relaxed);
-                freed.push(old.memory);
-            }
-        }
-        if used + len <= self.keep {
-            self.cached.fetch_add(len, Ordering::Relaxed);
-            let since = self.begun.load(Ordering::Acquire);
-            idle[slot(len as usize)].push_back(Idle { memory, since });
-        } else {
-            freed.push(memory);
-        }
-        drop(idle);
-        drop(freed);
+        // Waits that begin from here on are for what used it, too.
+        let since = self.begun.load(Ordering::Acquire);
+        self.shelf.put(Idle { memory, since });
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use batchfs_store::{Error, Result, Schema, Stream};
 
-use super::rows::Tokens;
+use super::sources::Tokens;
 
 /// The documents of a token source as records. Their lengths are known only when they are read.
 pub(crate) struct Documents {

@@ -11,7 +11,7 @@ use std::thread;
 
 use batchfs_store::{Error, GroupCounts, TokenGroup, TokenSource};
 
-use super::rows::TokenFigures;
+use super::sources::TokenFigures;
 
 /// Decodes row groups and keeps them while there is room.
 pub(crate) struct Groups {
@@ -41,6 +41,9 @@ struct State {
     ahead: VecDeque<usize>,
     /// What is not given up for something that is read ahead.
     kept: HashSet<usize>,
+    /// Those who wait to pin, in the order in which they came.
+    waiting: VecDeque<u64>,
+    tickets: u64,
     stop: bool,
 }
 
@@ -285,7 +288,8 @@ impl Inner {
     }
 
     /// Waits until `wanted` fit beside what others have pinned, and pins them. What is wanted `soon`
-    /// counts as used.
+    /// counts as used. Who came first is first: one that needs much room gets it however many come
+    /// after it that need little.
     fn admit(&self, wanted: &HashSet<usize>, soon: &[usize]) -> MutexGuard<'_, State> {
         let own: u64 = wanted.iter().map(|group| self.bytes(*group)).sum();
         let mut state = self.lock();
@@ -296,7 +300,14 @@ impl Inner {
                 entry.last = now;
             }
         }
+        let ticket = state.tickets;
+        state.tickets += 1;
+        state.waiting.push_back(ticket);
         loop {
+            if state.waiting.front() != Some(&ticket) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
             let ahead = std::mem::take(&mut state.ahead);
             let (now, later): (VecDeque<_>, VecDeque<_>) =
                 ahead.into_iter().partition(|group| wanted.contains(group));
@@ -317,6 +328,11 @@ impl Inner {
                 break;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waiting.pop_front();
+        if !state.waiting.is_empty() {
+            // There may be room for the next one, too.
+            self.changed.notify_all();
         }
         let missing: Vec<usize> =
             wanted.iter().copied().filter(|group| !state.entries.contains_key(group)).collect();
@@ -383,7 +399,10 @@ impl Inner {
                 if let Some(group) = state.demand.pop_front() {
                     break group;
                 }
-                if let Some(group) = state.ahead.pop_front() {
+                // What is begun takes its room until it is done, which somebody may wait for.
+                if state.waiting.is_empty()
+                    && let Some(group) = state.ahead.pop_front()
+                {
                     self.decoded_ahead.fetch_add(1, Ordering::Relaxed);
                     break group;
                 }
@@ -432,3 +451,7 @@ fn again(error: &Error) -> Error {
         other => Error::BadStore { path: "tokens".into(), why: other.to_string() },
     }
 }
+
+#[cfg(test)]
+#[path = "groups_tests.rs"]
+mod tests;

@@ -6,13 +6,16 @@ mod groups;
 mod joined;
 mod provenance;
 mod rows;
+mod sources;
 mod state;
+mod step;
 mod table;
 mod windows;
 
 pub(crate) use documents::Documents;
 pub use provenance::Provenance;
-pub use rows::{StepPart, TokenFigures, TokenRows, Tokens};
+pub use rows::{StepPart, TokenRows};
+pub use sources::{TokenFigures, Tokens};
 pub use state::{StateError, TokenState};
 
-pub(crate) use rows::Step;
+pub(crate) use step::Step;

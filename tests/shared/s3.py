@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from xml.sax.saxutils import escape
 
 import pytest
-from harness import wait_for
+from waiting import wait_for
 
 KEY = "AKIDEXAMPLE1234567"
 # With the characters that are encoded in one place and not in another.

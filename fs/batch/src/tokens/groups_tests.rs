@@ -1,0 +1,123 @@
+//! Who gets room in the budget, and when.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::SystemTime;
+
+use batchfs_store::{DType, GroupPlace, Result, TokenGroup};
+
+use super::*;
+
+/// Row groups of one document each, of so many tokens, which are read when the test says so.
+struct Sizes {
+    counts: Vec<GroupCounts>,
+    /// Told of each read that begins; without it nothing waits.
+    gate: Option<(Sender<usize>, Mutex<Receiver<()>>)>,
+}
+
+impl TokenSource for Sizes {
+    fn origin(&self) -> &str {
+        "sizes"
+    }
+
+    fn dtype(&self) -> DType {
+        DType::Int32
+    }
+
+    fn groups(&self) -> &[GroupCounts] {
+        &self.counts
+    }
+
+    fn place(&self, group: usize) -> GroupPlace {
+        GroupPlace { file: "sizes".to_owned(), group: group as u64, bytes: 0..1 }
+    }
+
+    fn read(&self, group: usize) -> Result<TokenGroup> {
+        if let Some((begun, go)) = &self.gate {
+            begun.send(group).unwrap();
+            go.lock().unwrap().recv().unwrap();
+        }
+        let tokens = self.counts[group].tokens;
+        Ok(TokenGroup { tokens: vec![group as i32; tokens as usize], lengths: vec![tokens as u32] })
+    }
+
+    fn fingerprint(&self) -> u128 {
+        0
+    }
+
+    fn modified(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH
+    }
+
+    fn received_bytes(&self) -> u64 {
+        0
+    }
+}
+
+fn sizes(tokens: &[u64]) -> Sizes {
+    let counts = tokens.iter().map(|&tokens| GroupCounts { tokens, documents: 1 }).collect();
+    Sizes { counts, gate: None }
+}
+
+/// The budget for so many tokens of so many row groups.
+fn budget(tokens: u64, groups: u64) -> u64 {
+    GroupCounts { tokens, documents: groups }.decoded_bytes()
+}
+
+/// Until so many wait for room.
+fn until_waiting(groups: &Groups, count: usize) {
+    while groups.inner.lock().waiting.len() != count {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_large_row_group_is_not_overtaken_by_small_ones() {
+    let source = Arc::new(sizes(&[600, 900, 50, 50, 50]));
+    // The first beside all small ones, or the large one beside one of them.
+    let groups = Groups::new(source, budget(950, 5), 0).unwrap();
+    let (tell, told) = channel();
+    thread::scope(|scope| {
+        let first = groups.pin(&[0], &[]).unwrap();
+        for (waiting, group) in [(1, 1), (2, 2), (3, 3), (4, 4)] {
+            let (groups, tell) = (&groups, tell.clone());
+            scope.spawn(move || {
+                let pinned = groups.pin(&[group], &[]).unwrap();
+                assert_eq!(pinned.get(group).unwrap().tokens[0], group as i32);
+                tell.send((group, pinned)).unwrap();
+            });
+            // There is room for the small ones beside what is pinned, and yet they wait.
+            until_waiting(groups, waiting);
+        }
+        drop(first);
+        let (a, b) = (told.recv().unwrap(), told.recv().unwrap());
+        let mut held = [a.0, b.0];
+        held.sort_unstable();
+        assert_eq!(held, [1, 2], "in the order in which they came, as many as there is room for");
+        until_waiting(&groups, 2);
+        drop((a, b));
+        let mut rest = [told.recv().unwrap().0, told.recv().unwrap().0];
+        rest.sort_unstable();
+        assert_eq!(rest, [3, 4]);
+    });
+    assert!(groups.inner.lock().waiting.is_empty());
+}
+
+#[test]
+fn nothing_is_begun_ahead_while_somebody_waits_for_room() {
+    let (begun, seen) = channel();
+    let (go, gate) = channel();
+    let mut source = sizes(&[400, 400, 900]);
+    source.gate = Some((begun, Mutex::new(gate)));
+    let groups = Groups::new(Arc::new(source), budget(900, 2), 1).unwrap();
+    assert!(groups.ahead(&[0, 1]));
+    assert_eq!(seen.recv().unwrap(), 0);
+    thread::scope(|scope| {
+        let large = scope.spawn(|| groups.pin(&[2], &[]).map(drop));
+        until_waiting(&groups, 1);
+        go.send(()).unwrap();
+        // The thread that decodes leaves the second one for later.
+        assert_eq!(seen.recv().unwrap(), 2);
+        go.send(()).unwrap();
+        large.join().unwrap().unwrap();
+    });
+}
