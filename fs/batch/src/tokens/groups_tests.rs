@@ -37,7 +37,10 @@ impl TokenSource for Sizes {
             go.lock().unwrap().recv().unwrap();
         }
         let tokens = self.counts[group].tokens;
-        Ok(TokenGroup { tokens: vec![group as i32; tokens as usize], lengths: vec![tokens as u32] })
+        Ok(TokenGroup {
+            tokens: vec![group as i32; tokens as usize].into(),
+            lengths: vec![tokens as u32],
+        })
     }
 
     fn fingerprint(&self) -> u128 {
