@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ struct State {
     before: u64,
     /// The sampler's step after the last delivered one, where it has steps.
     step: Option<u64>,
+    /// The ticket that this step is of, plus one: several threads may deliver at once.
+    newest: u64,
     ready: BTreeMap<u64, (PyResult<Made>, Option<u64>)>,
     /// The ticket for which the sampler had nothing more.
     end: Option<u64>,
@@ -49,8 +52,20 @@ struct Ticket<'a> {
     number: u64,
     /// What the sampler says.
     drawn: PyResult<Drawn>,
-    /// No other ticket is taken while this is held.
-    plan: MutexGuard<'a, ()>,
+    plan: Turn<'a>,
+}
+
+/// The plan's lock: no other ticket is taken while this is held.
+pub struct Turn<'a> {
+    holder: &'a AtomicU64,
+    _guard: MutexGuard<'a, ()>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Before the guard lets go.
+        self.holder.store(0, Ordering::Release);
+    }
 }
 
 enum Popped {
@@ -69,6 +84,8 @@ pub struct Pipeline {
     born: u64,
     /// Held while a ticket is taken, and while a large batch is gathered.
     plan: Mutex<()>,
+    /// The process that holds it, by its `generation` plus one; 0 for none.
+    holder: AtomicU64,
     state: Mutex<State>,
     /// Signalled when there may be room for another ticket.
     room: Condvar,
@@ -82,13 +99,17 @@ impl Pipeline {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn plan(&self) -> MutexGuard<'_, ()> {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    fn plan(&self) -> Turn<'_> {
+        let guard = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        self.holder.store(generation() + 1, Ordering::Release);
+        Turn { holder: &self.holder, _guard: guard }
     }
 
     /// In a child made by `fork` the threads do not exist, and locks may be held for ever.
     fn check_fork(&self) -> PyResult<()> {
-        if self.is_left() {
+        let holder = self.holder.load(Ordering::Acquire);
+        let held_by_parent = holder != 0 && holder != generation() + 1;
+        if self.is_left() || held_by_parent {
             return Err(PyRuntimeError::new_err(self.feed.left()));
         }
         Ok(())
@@ -150,7 +171,7 @@ impl Pipeline {
     fn made(
         &self,
         drawn: PyResult<Drawn>,
-        plan: MutexGuard<'_, ()>,
+        plan: Turn<'_>,
     ) -> (PyResult<Made>, Option<u64>) {
         let drawn = match drawn {
             Ok(drawn) => drawn,
@@ -204,7 +225,7 @@ impl Pipeline {
             return if over(&state) { Popped::End } else { Popped::NotYet };
         };
         let Some((outcome, step)) = state.ready.remove(&ticket) else { return Popped::NotYet };
-        state.deliver(step);
+        state.deliver(ticket, step);
         drop(state);
         self.room.notify_all();
         Popped::Batch(outcome)
@@ -213,9 +234,13 @@ impl Pipeline {
     /// Without threads: the whole of it, here.
     fn now(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let made = py.detach(|| {
-            let Ticket { drawn, plan, .. } = self.draw()?;
+            let Ticket { run, number, drawn, plan } = self.draw()?;
             let (outcome, step) = self.made(drawn, plan);
-            self.state().deliver(step);
+            let mut state = self.state();
+            // Another thread may have set the position meanwhile.
+            if state.run == run {
+                state.deliver(number, step);
+            }
             Some(outcome)
         });
         made.map(|made| self.feed.told(py, made?)).transpose()
@@ -229,6 +254,7 @@ impl Pipeline {
             delivered: 0,
             before: 0,
             step: feed.step(),
+            newest: 0,
             ready: BTreeMap::new(),
             end: None,
             waiting: 0,
@@ -242,6 +268,7 @@ impl Pipeline {
             ordered,
             born: generation(),
             plan: Mutex::new(()),
+            holder: AtomicU64::new(0),
             state: Mutex::new(state),
             room: Condvar::new(),
             filled: Condvar::new(),
@@ -250,10 +277,12 @@ impl Pipeline {
 }
 
 impl State {
-    fn deliver(&mut self, step: Option<u64>) {
+    fn deliver(&mut self, ticket: u64, step: Option<u64>) {
         self.delivered += 1;
-        self.step =
-            step.map(|step| step.saturating_add(1)).or(self.step.map(|s| s.saturating_add(1)));
+        if ticket >= self.newest {
+            self.newest = ticket + 1;
+            self.step = step.or(self.step).map(|step| step.saturating_add(1));
+        }
     }
 }
 
@@ -272,10 +301,10 @@ impl Pipeline {
         let readers = Readers::new(streams)?;
         let drawer = Drawer::new(sampler)?;
         if let Some(records) = drawer.records()
-            && records != readers.records()
+            && records > readers.records()
         {
             return Err(PyValueError::new_err(format!(
-                "the sampler draws from {records} records, but the streams have {}",
+                "the sampler draws from {records} records, but the streams have only {}",
                 readers.records()
             )));
         }
@@ -367,7 +396,7 @@ impl Pipeline {
                 left = std::mem::take(&mut state.ready);
                 state.run += 1;
                 (state.taken, state.delivered, state.before) = (0, 0, delivered);
-                (state.step, state.end) = (self.feed.step(), None);
+                (state.step, state.newest, state.end) = (self.feed.step(), 0, None);
             }
             drop(state);
             drop(plan);

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
+use batchfs_source::{Kind, Zrecord};
 use batchfs_store::{
     Codec, DType, DatasetWriter as Dataset, Layout, OpenOptions, Schema, Store as RecordStore,
     StoreWriter, Stream, Verify, WriteOptions,
@@ -70,12 +71,19 @@ fn open(path: &Path, verify: &str) -> Result<(Box<dyn Stream>, &'static str, u32
         }
     };
     let options = OpenOptions::verify(verify);
-    if path.is_file() || !path.join("batchfs.json").exists() && path.join("meta.zr").exists() {
-        return Ok((batchfs_source::open_path(path, &options)?, "raw", 1));
+    match Kind::of(path)? {
+        Kind::Store | Kind::Folder => {
+            let store = RecordStore::open(path, options)?;
+            let (codec, shards) = (store.codec().name(), store.shards());
+            Ok((Box::new(store), codec, shards))
+        }
+        Kind::Zrecord => {
+            let container = Zrecord::open(path)?;
+            let (codec, shards) = (container.codec().name(), container.shards());
+            Ok((Box::new(container), codec, shards))
+        }
+        _ => Ok((batchfs_source::open_path(path, &options)?, "raw", 1)),
     }
-    let store = RecordStore::open(path, options)?;
-    let (codec, shards) = (store.codec().name(), store.shards());
-    Ok((Box::new(store), codec, shards))
 }
 
 enum Failed {
@@ -203,6 +211,18 @@ pub struct Writer {
     writer: Mutex<Option<StoreWriter>>,
     schema: Schema,
     path: PathBuf,
+    born: u64,
+}
+
+/// In a child made by `fork` a writer is the parent's, and its lock may be held for ever.
+fn check_fork(born: u64, path: &Path) -> PyResult<()> {
+    if born == sys::generation() {
+        return Ok(());
+    }
+    Err(PyRuntimeError::new_err(format!(
+        "{}: this writer was made before a fork and is the parent process's; make one in this process",
+        path.display()
+    )))
 }
 
 impl Writer {
@@ -215,6 +235,7 @@ impl Writer {
         py: Python<'_>,
         work: impl FnOnce(&mut StoreWriter) -> batchfs_store::Result<T> + Send,
     ) -> PyResult<T> {
+        check_fork(self.born, &self.path)?;
         let done = py.detach(|| -> Result<_, Option<std::io::Error>> {
             let mut writer = self.lock();
             let writer = writer.as_mut().ok_or(None)?;
@@ -255,7 +276,7 @@ impl Writer {
         let options = WriteOptions { shards, codec, level, dictionary, ..WriteOptions::default() };
         let made = py.detach(|| StoreWriter::create(&path, schema.clone(), options));
         let writer = made.map_err(|e| errors::store(py, &e))?;
-        Ok(Writer { writer: Mutex::new(Some(writer)), schema, path })
+        Ok(Writer { writer: Mutex::new(Some(writer)), schema, path, born: sys::generation() })
     }
 
     fn append(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -315,6 +336,7 @@ impl Writer {
     }
 
     fn records(&self, py: Python<'_>) -> PyResult<u64> {
+        check_fork(self.born, &self.path)?;
         py.detach(|| self.lock().as_ref().map(StoreWriter::records)).ok_or_else(|| {
             PyRuntimeError::new_err(format!("{}: the writer is closed", self.path.display()))
         })
@@ -322,6 +344,7 @@ impl Writer {
 
     /// Publishes the store; a second time does nothing.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        check_fork(self.born, &self.path)?;
         let done = py.detach(|| {
             let Some(writer) = self.lock().take() else { return Ok(Ok(())) };
             pool().map(|pool| pool.install(|| writer.finish()))
@@ -330,9 +353,13 @@ impl Writer {
         done.map_err(|e| errors::store(py, &e))
     }
 
-    /// Ends it without a store.
-    fn abort(&self, py: Python<'_>) {
+    /// Ends it without a store, but in a child, where it is the parent's. Whether it was ended.
+    fn abort(&self, py: Python<'_>) -> bool {
+        if self.born != sys::generation() {
+            return false;
+        }
         py.detach(|| drop(self.lock().take()));
+        true
     }
 }
 
@@ -395,6 +422,7 @@ fn check_offsets(
 pub struct DatasetWriter {
     writer: Mutex<Option<Dataset>>,
     path: PathBuf,
+    born: u64,
 }
 
 impl DatasetWriter {
@@ -412,7 +440,7 @@ impl DatasetWriter {
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<DatasetWriter> {
         let made = Dataset::create(&path).map_err(|e| errors::store(py, &e))?;
-        Ok(DatasetWriter { writer: Mutex::new(Some(made)), path })
+        Ok(DatasetWriter { writer: Mutex::new(Some(made)), path, born: sys::generation() })
     }
 
     /// A writer for one stream of it.
@@ -425,23 +453,29 @@ impl DatasetWriter {
         ndim: u32,
         codec: &str,
     ) -> PyResult<Writer> {
+        check_fork(self.born, &self.path)?;
         let schema = schema(dtype, item_shape, ndim)?;
         let options = WriteOptions { codec: self::codec(codec)?, ..WriteOptions::default() };
         let mut dataset = self.lock();
         let dataset = dataset.as_mut().ok_or_else(|| self.closed())?;
         let made = dataset.stream(name, schema.clone(), options);
         let writer = made.map_err(|e| errors::store(py, &e))?;
-        Ok(Writer { writer: Mutex::new(Some(writer)), schema, path: self.path.join(name) })
+        let path = self.path.join(name);
+        Ok(Writer { writer: Mutex::new(Some(writer)), schema, path, born: self.born })
     }
 
     /// Gives the folder its name; all its streams have been finished.
     fn publish(&self, py: Python<'_>) -> PyResult<()> {
+        check_fork(self.born, &self.path)?;
         let dataset = self.lock().take().ok_or_else(|| self.closed())?;
         py.detach(|| dataset.publish()).map_err(|e| errors::store(py, &e))
     }
 
-    /// Ends it without a dataset.
+    /// Ends it without a dataset, but in a child, where it is the parent's.
     fn abort(&self, py: Python<'_>) {
+        if self.born != sys::generation() {
+            return;
+        }
         py.detach(|| drop(self.lock().take()));
     }
 }

@@ -70,6 +70,8 @@ def _name(value: Any) -> str:
     if isinstance(value, str) and value in _BY_NAME:
         return value
     try:
+        if value is None:  # which NumPy takes for float64
+            raise TypeError
         dtype = np.dtype(value)
     except (TypeError, ValueError):
         raise TypeError(f"{value!r} is no dtype; batchfs.dtypes has those there are") from None

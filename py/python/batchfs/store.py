@@ -237,9 +237,13 @@ class _Writer:
             raise ValueError("codec='zstd_dict' needs dict_bytes, which train_dict makes")
         if codec != "zstd_dict" and dict_bytes is not None:
             raise ValueError("dict_bytes are for codec='zstd_dict' alone")
+        dictionary = None if dict_bytes is None else bytes(memoryview(dict_bytes))
         shards = _integer(data_shards, "data_shards")
         if not 1 <= shards <= MAX_DATA_SHARDS:
             raise ValueError(f"data_shards={shards} is not valid; it is 1 to {MAX_DATA_SHARDS}")
+        level = _integer(level, "level")
+        if not -(2**31) <= level < 2**31:
+            raise ValueError(f"level={level} is not valid; zstd has no such level")
         self.path = Path(path)
         """The folder that the store will be."""
         self.dtype = dtypes._BY_NAME[dtypes._name(dtype)]
@@ -254,8 +258,8 @@ class _Writer:
                 item_shape=item_shape,
                 ndim=ndim,
                 codec=codec,
-                level=_integer(level, "level"),
-                dictionary=None if dict_bytes is None else bytes(dict_bytes),
+                level=level,
+                dictionary=dictionary,
                 shards=shards,
             )
         except BaseException:
@@ -291,9 +295,12 @@ class _Writer:
             raise
 
     def abort(self) -> None:
-        """Ends the writer without a store. A writer that is forgotten does the same."""
-        self._native.abort()
-        self._remove_parents()
+        """Ends the writer without a store. A writer that is forgotten does the same.
+
+        In a child made by ``fork`` it does nothing: the writer is the parent's.
+        """
+        if self._native.abort():
+            self._remove_parents()
 
     def __len__(self) -> int:
         """Records appended so far."""
@@ -342,8 +349,8 @@ class DenseWriter(_Writer):
             shape = tuple(_integer(n, "each number of item_shape") for n in item_shape)
         except TypeError:
             raise ValueError(f"item_shape is a tuple of integers, not {item_shape!r}") from None
-        if any(n < 0 for n in shape) or len(shape) >= _MOST_AXES:
-            raise ValueError(f"item_shape {shape} is not valid: up to 63 axes, none negative")
+        if any(not 0 <= n < 2**63 for n in shape) or len(shape) >= _MOST_AXES:
+            raise ValueError(f"item_shape {shape} is not valid: up to 63 axes, 0 to 2^63 - 1 each")
         self.item_shape = shape
         """The shape of a record."""
         super().__init__(path, dtype, shape, 0, codec, dict_bytes, data_shards, level)
