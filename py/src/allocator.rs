@@ -77,6 +77,13 @@ fn size(value: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Option<u64>> {
         .map_err(|_| PyValueError::new_err(format!("{name}={n} is no size: it is not negative")))
 }
 
+fn number(value: &Bound<'_, PyAny>) -> PyResult<i32> {
+    if value.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err("device_id is an integer"));
+    }
+    value.extract()
+}
+
 #[pymethods]
 impl Allocator {
     #[new]
@@ -84,7 +91,7 @@ impl Allocator {
     fn new(
         py: Python<'_>,
         device_type: &str,
-        device_id: i32,
+        #[pyo3(from_py_with = number)] device_id: i32,
         minimum_size: Option<&Bound<'_, PyAny>>,
         pool_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Allocator> {

@@ -40,6 +40,8 @@ class Sampler(_native.Steps):
     mode than ``IID``, which would repeat records within a batch.
     """
 
+    _args: tuple[Any, ...]
+
     class Mode(enum.IntEnum):
         """How records are chosen."""
 

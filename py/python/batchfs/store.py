@@ -229,7 +229,6 @@ class _Writer:
         data_shards: int,
         level: int,
     ) -> None:
-        self._native = None
         self._made: list[Path] = []
         if codec not in CODECS:
             raise ValueError(f"unknown codec {codec!r}; there are {', '.join(CODECS)}")
