@@ -38,8 +38,8 @@ class mount:
     ``memory``, ``threads``, ``verify``, ``log`` (a file), ``cached`` and ``allow_other`` are the
     options of ``batchfs mount``; ``writable`` is that of :func:`batchfs.open`.
 
-    The daemon is a process of its own. At the end of the block, or of this process, it is unmounted;
-    tensors that are left stay valid. A child made by ``fork`` leaves it as it is.
+    The daemon is a process of its own. At the end of the block, or of this process, it is
+    unmounted; tensors that are left stay valid. A child made by ``fork`` leaves it as it is.
 
     Raises ``OSError`` with what the daemon said if it cannot be mounted.
     """
@@ -129,8 +129,8 @@ class mount:
         raise TypeError("a mount does not pickle, as it ends where it began; the Dataset does")
 
 
-# What is mounted goes on when the object is forgotten, whose Dataset may be in use, until the end of
-# the process.
+# What is mounted goes on when the object is forgotten, whose Dataset may be in use, until the end
+# of the process.
 _MOUNTED: dict[int, mount] = {}
 
 

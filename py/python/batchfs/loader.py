@@ -60,9 +60,8 @@ class Loader:
     for dense streams, a ``RaggedBatch`` for ragged ones.
 
     ``sampler`` is a :class:`~batchfs.sampler.Sampler` or any object whose ``next()`` returns record
-    indices; ``StopIteration`` from it ends the loader. It may draw from fewer records than there are,
-    the first ones. ``transform`` gets the list of a step, and
-    what it returns is delivered.
+    indices; ``StopIteration`` from it ends the loader. It may draw from fewer records than there
+    are, the first ones. ``transform`` gets the list of a step, and what it returns is delivered.
 
     With ``workers=0`` all of it happens in ``next()``. Otherwise ``workers`` threads draw, gather
     and transform ahead; at most ``workers + prefetch`` batches are alive that were not delivered.
@@ -97,8 +96,8 @@ class Loader:
         self.ordered = bool(ordered)
         if transform is not None and not callable(transform):
             raise TypeError("transform is a callable that takes the list of shards")
-        # The threads know the pipeline, and it neither the loader nor, but weakly, the transform: so
-        # a forgotten loader can end them.
+        # The threads know the pipeline, and it neither the loader nor, but weakly, the transform,
+        # so that a forgotten loader can end them.
         self._held = None if transform is None else _Held(transform)
         self._pipeline = Pipeline(
             self.streams,
