@@ -236,7 +236,7 @@ class Pipeline:
         *,
         workers: int,
         prefetch: int,
-        transform: Callable[[list[dict[str, Any]]], Any] | None,
+        transform: Callable[[], Any] | None,
         ordered: bool,
     ) -> Self: ...
     @staticmethod

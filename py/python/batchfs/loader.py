@@ -39,7 +39,9 @@ class _Held:
         self.call = call
 
 
-def _end(pipeline: Pipeline, threads: list[threading.Thread], patience: float | None) -> None:
+def _end(
+    pipeline: Pipeline, threads: list[threading.Thread], patience: float | None = _PATIENCE
+) -> None:
     pipeline.stop()
     if threading.current_thread() in threads:
         # A transform lets go of its loader, or is where the garbage collector runs.
@@ -113,7 +115,7 @@ class Loader:
             threading.Thread(target=self._pipeline.work, name=f"batchfs-loader-{i}", daemon=True)
             for i in range(self.workers)
         ]
-        self._finalizer = weakref.finalize(self, _end, self._pipeline, self.threads, _PATIENCE)
+        self._finalizer = weakref.finalize(self, _end, self._pipeline, self.threads)
         for thread in self.threads:
             thread.start()
 
