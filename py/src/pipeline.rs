@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -38,6 +38,8 @@ struct State {
     /// The ticket that this step is of, plus one: several threads may deliver at once.
     newest: u64,
     ready: BTreeMap<u64, (PyResult<Made>, Option<u64>)>,
+    /// What was drawn for a batch whose making Ctrl-C broke off, without threads: it comes next.
+    again: Option<(u64, Drawn)>,
     /// The ticket for which the sampler had nothing more.
     end: Option<u64>,
     /// Consumers that wait for a batch.
@@ -72,6 +74,16 @@ enum Popped {
     Batch(PyResult<Made>),
     NotYet,
     End,
+}
+
+/// A batch made without threads.
+struct Now {
+    run: u64,
+    number: u64,
+    /// What it was made of; `None` if the sampler failed, or it was made before.
+    drawn: Option<Drawn>,
+    made: PyResult<Made>,
+    step: Option<u64>,
 }
 
 /// The threads' work and the consumer's side of a loader.
@@ -145,7 +157,11 @@ impl Pipeline {
                 drop(woken.unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
-            let (run, ticket) = (state.run, state.taken);
+            let run = state.run;
+            if let Some((number, drawn)) = state.again.take() {
+                return Some(Ticket { run, number, drawn: Ok(drawn), plan });
+            }
+            let ticket = state.taken;
             state.taken += 1;
             drop(state);
             let drawn = self.feed.draw();
@@ -168,26 +184,24 @@ impl Pipeline {
         if self.window == 0 { state.waiting } else { self.window }
     }
 
-    fn made(
-        &self,
-        drawn: PyResult<Drawn>,
-        plan: Turn<'_>,
-    ) -> (PyResult<Made>, Option<u64>) {
-        let drawn = match drawn {
-            Ok(drawn) => drawn,
-            Err(e) => return (Err(e), None),
-        };
+    fn made(&self, drawn: &Drawn, plan: Turn<'_>) -> PyResult<Made> {
         // A consumer must not wait for a thread that is gone.
         let made = catch_unwind(AssertUnwindSafe(|| {
-            self.feed.make(&drawn, self.workers == 0, plan, &|| self.state().stopped)
+            self.feed.make(drawn, self.workers == 0, plan, &|| self.state().stopped)
         }));
         let failed = || PyRuntimeError::new_err("batchfs itself failed; please report this");
-        (made.unwrap_or_else(|_| Err(failed())), drawn.step)
+        made.unwrap_or_else(|_| Err(failed()))
     }
 
     fn run(&self) {
         while let Some(Ticket { run, number, drawn, plan }) = self.draw() {
-            let made = self.made(drawn, plan);
+            let made = match drawn {
+                Ok(drawn) => (self.made(&drawn, plan), drawn.step),
+                Err(e) => {
+                    drop(plan);
+                    (Err(e), None)
+                }
+            };
             let mut state = self.state();
             let mut late = None;
             if state.run == run && !state.stopped {
@@ -201,28 +215,34 @@ impl Pipeline {
         }
     }
 
+    /// The ticket that is delivered next, if it is ready.
+    fn due(&self, state: &State) -> Option<u64> {
+        let first = state.ready.first_key_value().map(|(ticket, _)| *ticket);
+        first.filter(|ticket| !self.ordered || *ticket == state.delivered)
+    }
+
+    /// Waits until there is something to deliver, or nothing more, or for some time.
+    fn wait(&self) {
+        let mut state = self.state();
+        if self.due(&state).is_some() || state.is_over() {
+            return;
+        }
+        state.waiting += 1;
+        if self.window == 0 {
+            self.room.notify_all();
+        }
+        let waits = |s: &mut State| self.due(s).is_none() && !s.is_over();
+        let woken = self.filled.wait_timeout_while(state, LOOK, waits);
+        woken.unwrap_or_else(PoisonError::into_inner).0.waiting -= 1;
+    }
+
     fn pop(&self) -> Popped {
         let mut state = self.state();
-        let next = |s: &State| {
-            let first = s.ready.first_key_value().map(|(ticket, _)| *ticket);
-            first.filter(|ticket| !self.ordered || *ticket == s.delivered)
-        };
-        let over = |s: &State| s.stopped || s.end == Some(s.delivered);
-        if next(&state).is_none() && !over(&state) {
-            let waits = |s: &mut State| next(s).is_none() && !over(s);
-            state.waiting += 1;
-            if self.window == 0 {
-                self.room.notify_all();
-            }
-            let woken = self.filled.wait_timeout_while(state, LOOK, waits);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
-            state.waiting -= 1;
-        }
         if state.stopped {
             return Popped::End;
         }
-        let Some(ticket) = next(&state) else {
-            return if over(&state) { Popped::End } else { Popped::NotYet };
+        let Some(ticket) = self.due(&state) else {
+            return if state.is_over() { Popped::End } else { Popped::NotYet };
         };
         let Some((outcome, step)) = state.ready.remove(&ticket) else { return Popped::NotYet };
         state.deliver(ticket, step);
@@ -233,17 +253,63 @@ impl Pipeline {
 
     /// Without threads: the whole of it, here.
     fn now(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let made = py.detach(|| {
-            let Ticket { run, number, drawn, plan } = self.draw()?;
-            let (outcome, step) = self.made(drawn, plan);
-            let mut state = self.state();
-            // Another thread may have set the position meanwhile.
-            if state.run == run {
-                state.deliver(number, step);
+        let Some(now) = py.detach(|| self.make_now()) else { return Ok(None) };
+        let broken_off = |e: &PyErr| e.is_instance_of::<PyKeyboardInterrupt>(py);
+        let Now { run, number, drawn, made, step } = now;
+        let interrupt = match made {
+            Err(e) if broken_off(&e) => Err((e, None)),
+            made => match py.check_signals() {
+                Ok(()) => Ok(made),
+                Err(e) => Err((e, Some(made))),
+            },
+        };
+        let mut state = self.state();
+        // Another thread may have set the position meanwhile.
+        let counts = state.run == run && !state.stopped;
+        match interrupt {
+            Ok(made) => {
+                if counts {
+                    state.deliver(number, step);
+                }
+                drop(state);
+                self.feed.told(py, made?).map(Some)
             }
-            Some(outcome)
-        });
-        made.map(|made| self.feed.told(py, made?)).transpose()
+            // It was not delivered, and comes next.
+            Err((e, made)) => {
+                let mut late = None;
+                match (made, drawn) {
+                    (Some(made), _) if counts => late = state.ready.insert(number, (made, step)),
+                    (Some(made), _) => late = Some((made, step)),
+                    (None, Some(drawn)) if counts => state.again = Some((number, drawn)),
+                    _ => state.taken = state.taken.saturating_sub(1).max(state.delivered),
+                }
+                drop(state);
+                drop(late);
+                Err(e)
+            }
+        }
+    }
+
+    fn make_now(&self) -> Option<Now> {
+        let mut state = self.state();
+        let run = state.run;
+        if !state.stopped
+            && let Some((number, (made, step))) = state.ready.pop_first()
+        {
+            return Some(Now { run, number, drawn: None, made, step });
+        }
+        drop(state);
+        let Ticket { run, number, drawn, plan } = self.draw()?;
+        Some(match drawn {
+            Ok(drawn) => {
+                let made = self.made(&drawn, plan);
+                Now { run, number, step: drawn.step, drawn: Some(drawn), made }
+            }
+            Err(e) => {
+                drop(plan);
+                Now { run, number, step: None, drawn: None, made: Err(e) }
+            }
+        })
     }
 
     /// At most `window` batches are alive that were not delivered.
@@ -256,6 +322,7 @@ impl Pipeline {
             step: feed.step(),
             newest: 0,
             ready: BTreeMap::new(),
+            again: None,
             end: None,
             waiting: 0,
             paused: false,
@@ -277,6 +344,11 @@ impl Pipeline {
 }
 
 impl State {
+    /// Nothing more comes.
+    fn is_over(&self) -> bool {
+        self.stopped || self.end == Some(self.delivered)
+    }
+
     fn deliver(&mut self, ticket: u64, step: Option<u64>) {
         self.delivered += 1;
         if ticket >= self.newest {
@@ -341,10 +413,13 @@ impl Pipeline {
             return self.now(py);
         }
         loop {
-            match py.detach(|| self.pop()) {
+            py.detach(|| self.wait());
+            // Before anything is taken, which Ctrl-C would throw away otherwise.
+            py.check_signals()?;
+            match self.pop() {
                 Popped::Batch(made) => return self.feed.told(py, made?).map(Some),
                 Popped::End => return Ok(None),
-                Popped::NotYet => py.check_signals()?,
+                Popped::NotYet => {}
             }
         }
     }
@@ -394,6 +469,7 @@ impl Pipeline {
             let mut left = BTreeMap::new();
             if sought.is_ok() {
                 left = std::mem::take(&mut state.ready);
+                state.again = None;
                 state.run += 1;
                 (state.taken, state.delivered, state.before) = (0, 0, delivered);
                 (state.step, state.newest, state.end) = (self.feed.step(), 0, None);

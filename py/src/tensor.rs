@@ -2,9 +2,7 @@
 
 use batchfs_region::Pool;
 use batchfs_store::DType;
-use pyo3::exceptions::{
-    PyBufferError, PyIndexError, PyOverflowError, PyTypeError, PyValueError,
-};
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PySlice, PyTuple};

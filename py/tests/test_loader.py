@@ -1,6 +1,7 @@
 """The loader: alignment, order, bounds, errors, position."""
 
 import gc
+import itertools
 import signal
 import threading
 import time
@@ -379,9 +380,16 @@ def test_exceptions_of_all_kinds_reach_the_consumer(views, labels, workers, erro
     streams = {"x": [views["labels"]]}
     with Loader(streams, sampler(), workers=workers, transform=transform) as loader:
         assert np.array_equal(next(loader), labels[sampler().at(0)])
-        with pytest.raises(error, match="from the transform") as e:
-            next(loader)
-        assert e.traceback[-1].name == "transform", "it says where it was raised"
+        for _ in range(2):
+            with pytest.raises(error, match="from the transform") as e:
+                next(loader)
+            assert e.traceback[-1].name == "transform", "it says where it was raised"
+            if workers > 0 or error is not KeyboardInterrupt:
+                break
+            # The consumer was interrupted, and the batch comes again.
+            assert loader.state_dict()["delivered"] == 1
+        else:
+            return
         assert np.array_equal(next(loader), labels[sampler().at(2)])
     with Loader(streams, Interrupted([]), workers=workers) as loader:
         with pytest.raises(error, match="from the sampler"):
@@ -503,6 +511,65 @@ def test_ctrl_c_reaches_one_who_waits(views):
         signal.signal(signal.SIGINT, before)
         done.set()
     loader.close()
+
+
+@pytest.mark.parametrize("where", ["transform", "gather", "sampler"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_is_not_lost_to_ctrl_c(views, labels, workers, where):
+    calls, asked, interrupts = itertools.count(), [-1], 0
+
+    def maybe(place):
+        if place != where:
+            return
+        call = next(calls)
+        if call % 3 == 1:
+            # With a worker, when the consumer waits for this batch and has had those before.
+            while workers and asked[0] < call:
+                time.sleep(0.001)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.02)
+
+    class Own:
+        def __init__(self):
+            self.step = 0
+
+        def next(self):
+            maybe("sampler")
+            self.step += 1
+            return sampler().at(self.step - 1)
+
+    class View:
+        def __len__(self):
+            return 500
+
+        def __getitems__(self, indices):
+            maybe("gather")
+            return labels[indices]
+
+    def transform(shards):
+        maybe("transform")
+        return shards[0]["x"]
+
+    # Who was started in the background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    loader = Loader({"x": [View()]}, Own(), workers=workers, prefetch=1, transform=transform)
+    try:
+        for step in range(30):
+            while True:
+                try:
+                    asked[0] = step
+                    got = next(loader)
+                    break
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    assert loader.state_dict()["delivered"] == step
+            assert np.array_equal(got, labels[sampler().at(step)]), step
+        assert interrupts >= 10
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        asked[0] = 1000
+        loader.close()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_closed_from_a_transform(views):

@@ -71,7 +71,8 @@ class Loader:
     ``ordered=False`` as they are ready.
 
     An exception, of ``transform`` or for a damaged record, is raised by the ``next()`` whose batch
-    it was. That batch counts as delivered, and the loader goes on with the one after it.
+    it was. That batch counts as delivered, and the loader goes on with the one after it. Ctrl-C
+    while ``next()`` waits or works is no such error: its batch is the next one again.
 
     ``state_dict()`` says how many batches were *delivered*; what was made ahead does not count.
 
