@@ -89,7 +89,9 @@ class RaggedBatch(_native.RaggedFields):
         from ._convert import as_torch
 
         values, cu, shapes = map(as_torch, (self.values, self.cu_seqlens, self.shapes))
-        inner = shapes.view(torch.int64)[:, 1:]
+        wide = shapes.element_size() == 8
+        shapes = shapes.view(torch.int64) if wide else shapes.to(torch.int64)
+        inner = shapes[:, 1:]
         if len(inner) and bool((inner != inner[0]).any()):
             raise ValueError(
                 "only records that differ in their first axis alone make a jagged tensor"
@@ -97,11 +99,9 @@ class RaggedBatch(_native.RaggedFields):
         offsets = cu.to(torch.int64)
         if inner.shape[1]:
             shape = [int(n) for n in inner[0]] if len(inner) else [0] * inner.shape[1]
-            each = 1
-            for n in shape:
-                each *= n
-            values = values.reshape(-1, *shape)
-            offsets = offsets // max(each, 1)
+            # Not of cu_seqlens, which tell nothing of records that have another axis of 0.
+            offsets = torch.nn.functional.pad(shapes[:, 0].cumsum(0), (1, 0))
+            values = values.reshape(int(offsets[-1]), *shape)
         return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
 
     def __repr__(self) -> str:
