@@ -279,6 +279,12 @@ python_wheel() {
     "$venv/bin/maturin" build --quiet --locked --profile ci --manifest-path py/Cargo.toml \
         --interpreter "$venv/bin/python" --out "$target/wheels"
     wheel=$(echo "$target"/wheels/*.whl)
+    local said
+    said=$("$venv/bin/auditwheel" show "$wheel" | tr '\n' ' ')
+    [[ $said == *'is consistent with the following platform tag: "manylinux_'* ]] || {
+        echo "$wheel is no manylinux wheel: $said" >&2
+        return 1
+    }
     echo "$wheel"
 }
 

@@ -22,7 +22,9 @@ pub fn store(py: Python<'_>, error: &Error) -> PyErr {
         }
         Error::NoSuchRecord { .. } => PyIndexError::new_err(error.to_string()),
         Error::Invalid { .. } => PyValueError::new_err(error.to_string()),
-        Error::Damaged { path, record, .. } => broken(py, error, path, Some(*record)),
+        Error::Damaged { path, record, .. } | Error::DamagedFile { path, record, .. } => {
+            broken(py, error, path, Some(*record))
+        }
         Error::RowGroup { file, .. } => broken(py, error, Path::new(file), None),
         Error::BadStore { path, .. } | Error::UnknownVersion { path, .. } => {
             broken(py, error, path, None)

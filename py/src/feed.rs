@@ -1,12 +1,14 @@
 //! Where a pipeline's batches come from: sampled records, or the steps of a token source.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::PyStopIteration;
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::draw::{Drawer, Drawn};
+use crate::pipeline::Turn;
 use crate::reader::Reader;
 use crate::shards::{Readers, Shard};
 use crate::tokens::{Step, TokenSource};
@@ -37,6 +39,8 @@ pub enum Feed {
 pub struct Records {
     readers: Readers,
     drawer: Drawer,
+    /// A weak reference to what has it: a transform may be a method of whoever has the loader,
+    /// which could not be forgotten otherwise.
     transform: Option<Py<PyAny>>,
     /// Whether the last batch was large.
     large: AtomicBool,
@@ -119,7 +123,7 @@ impl Feed {
         &self,
         drawn: &Drawn,
         alone: bool,
-        turn: MutexGuard<'_, ()>,
+        turn: Turn<'_>,
         gone: &dyn Fn() -> bool,
     ) -> PyResult<Made> {
         match self {
@@ -170,19 +174,24 @@ impl Feed {
 }
 
 impl Records {
-    fn make(&self, ids: &[u64], alone: bool, turn: MutexGuard<'_, ()>) -> PyResult<Made> {
+    fn make(&self, ids: &[u64], alone: bool, turn: Turn<'_>) -> PyResult<Made> {
         let shards = self.gather(ids, alone, turn)?;
         let Some(transform) = &self.transform else { return Ok(Made::Shards(shards)) };
         Python::attach(|py| {
+            let held = transform.bind(py).call0()?;
+            if held.is_none() {
+                return Err(PyRuntimeError::new_err("this Loader is gone"));
+            }
             let list = self.readers.list(py, shards)?;
-            transform.call1(py, (list,)).map(Made::Object)
+            let made = held.call_method1(intern!(py, "call"), (list,))?;
+            Ok(Made::Object(made.unbind()))
         })
     }
 
     /// Small batches are gathered side by side, by one thread each. Large ones come one at a time, by
     /// all threads: several at once would wait for the same memory, and take up more of it. They come
     /// in order, so that none has to be kept until an earlier one is there.
-    fn gather(&self, ids: &[u64], alone: bool, turn: MutexGuard<'_, ()>) -> PyResult<Vec<Shard>> {
+    fn gather(&self, ids: &[u64], alone: bool, turn: Turn<'_>) -> PyResult<Vec<Shard>> {
         let bytes = self.readers.record_bytes().saturating_mul(ids.len() as u64);
         let large = bytes >= LARGE;
         self.large.store(large, Ordering::Relaxed);

@@ -10,6 +10,26 @@ use pyo3::types::{PyBool, PyInt, PyList, PySlice, PyTuple};
 
 use crate::sys::indices;
 
+/// Whether it stands for one integer: NumPy's scalars do, and arrays of any library without axes.
+fn is_scalar(index: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = index.py();
+    if index.is_instance_of::<PyTuple>() || index.is_instance_of::<PyList>() {
+        return Ok(false);
+    }
+    let kind = index.get_type().name()?;
+    if kind == "bool" || kind == "bool_" {
+        // NumPy's own, which its old versions take for integers.
+        return Err(PyTypeError::new_err("a bool is no record index"));
+    }
+    if !index.hasattr(intern!(py, "__index__"))? {
+        return Ok(false);
+    }
+    match index.getattr_opt(intern!(py, "ndim"))? {
+        Some(axes) => axes.eq(0),
+        None => Ok(!index.hasattr(intern!(py, "__len__"))?),
+    }
+}
+
 /// What is indexed: how many records there are, and where, for messages.
 #[derive(Clone, Copy)]
 pub struct Records<'a> {
@@ -47,11 +67,7 @@ impl Records<'_> {
         if let Ok(slice) = index.cast::<PySlice>() {
             return self.slice(slice).map(Wanted::Many);
         }
-        let is_scalar = !index.is_instance_of::<PyTuple>()
-            && !index.is_instance_of::<PyList>()
-            && index.hasattr(intern!(index.py(), "__index__"))?
-            && !index.hasattr(intern!(index.py(), "__len__"))?;
-        if is_scalar {
+        if is_scalar(index)? {
             self.one(index).map(Wanted::One)
         } else {
             self.many(index).map(Wanted::Many)

@@ -9,10 +9,11 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -37,7 +38,11 @@ struct State {
     before: u64,
     /// The sampler's step after the last delivered one, where it has steps.
     step: Option<u64>,
+    /// The ticket that this step is of, plus one: several threads may deliver at once.
+    newest: u64,
     ready: BTreeMap<u64, (PyResult<Made>, Option<u64>)>,
+    /// What was drawn for a batch whose making Ctrl-C broke off, without threads: it comes next.
+    again: Option<(u64, Drawn)>,
     /// The ticket for which the sampler had nothing more.
     end: Option<u64>,
     /// Consumers that wait for a batch.
@@ -56,14 +61,36 @@ struct Ticket<'a> {
     number: u64,
     /// What the sampler says.
     drawn: PyResult<Drawn>,
-    /// No other ticket is taken while this is held.
-    plan: MutexGuard<'a, ()>,
+    plan: Turn<'a>,
+}
+
+/// The plan's lock: no other ticket is taken while this is held.
+pub struct Turn<'a> {
+    holder: &'a AtomicU64,
+    _guard: MutexGuard<'a, ()>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Before the guard lets go.
+        self.holder.store(0, Ordering::Release);
+    }
 }
 
 enum Popped {
     Batch(PyResult<Made>),
     NotYet,
     End,
+}
+
+/// A batch made without threads.
+struct Now {
+    run: u64,
+    number: u64,
+    /// What it was made of; `None` if the sampler failed, or it was made before.
+    drawn: Option<Drawn>,
+    made: PyResult<Made>,
+    step: Option<u64>,
 }
 
 /// The threads' work and the consumer's side of a loader.
@@ -78,6 +105,8 @@ pub struct Pipeline {
     born: u64,
     /// Held while a ticket is taken, and while a large batch is gathered.
     plan: Mutex<()>,
+    /// The process that holds it, by its `generation` plus one; 0 for none.
+    holder: AtomicU64,
     state: Mutex<State>,
     /// Signalled when there may be room for another ticket.
     room: Condvar,
@@ -91,13 +120,17 @@ impl Pipeline {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn plan(&self) -> MutexGuard<'_, ()> {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    fn plan(&self) -> Turn<'_> {
+        let guard = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        self.holder.store(generation() + 1, Ordering::Release);
+        Turn { holder: &self.holder, _guard: guard }
     }
 
     /// In a child made by `fork` the threads do not exist, and locks may be held for ever.
     fn check_fork(&self) -> PyResult<()> {
-        if self.is_left() {
+        let holder = self.holder.load(Ordering::Acquire);
+        let held_by_parent = holder != 0 && holder != generation() + 1;
+        if self.is_left() || held_by_parent {
             return Err(PyRuntimeError::new_err(self.feed.left()));
         }
         Ok(())
@@ -133,7 +166,11 @@ impl Pipeline {
                 drop(woken.unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
-            let (run, ticket) = (state.run, state.taken);
+            let run = state.run;
+            if let Some((number, drawn)) = state.again.take() {
+                return Some(Ticket { run, number, drawn: Ok(drawn), plan });
+            }
+            let ticket = state.taken;
             state.taken += 1;
             drop(state);
             let drawn = self.feed.draw();
@@ -165,26 +202,24 @@ impl Pipeline {
         }
     }
 
-    fn made(
-        &self,
-        drawn: PyResult<Drawn>,
-        plan: MutexGuard<'_, ()>,
-    ) -> (PyResult<Made>, Option<u64>) {
-        let drawn = match drawn {
-            Ok(drawn) => drawn,
-            Err(e) => return (Err(e), None),
-        };
+    fn made(&self, drawn: &Drawn, plan: Turn<'_>) -> PyResult<Made> {
         // A consumer must not wait for a thread that is gone.
         let made = catch_unwind(AssertUnwindSafe(|| {
-            self.feed.make(&drawn, self.workers == 0, plan, &|| self.state().stopped)
+            self.feed.make(drawn, self.workers == 0, plan, &|| self.state().stopped)
         }));
         let failed = || PyRuntimeError::new_err("batchfs itself failed; please report this");
-        (made.unwrap_or_else(|_| Err(failed())), drawn.step)
+        made.unwrap_or_else(|_| Err(failed()))
     }
 
     fn run(&self) {
         while let Some(Ticket { run, number, drawn, plan }) = self.draw() {
-            let made = self.made(drawn, plan);
+            let made = match drawn {
+                Ok(drawn) => (self.made(&drawn, plan), drawn.step),
+                Err(e) => {
+                    drop(plan);
+                    (Err(e), None)
+                }
+            };
             let mut state = self.state();
             let mut late = None;
             if state.run == run && !state.stopped {
@@ -198,37 +233,42 @@ impl Pipeline {
         }
     }
 
+    /// The ticket that is delivered next, if it is ready.
+    fn due(&self, state: &State) -> Option<u64> {
+        let first = state.ready.first_key_value().map(|(ticket, _)| *ticket);
+        first.filter(|ticket| !self.ordered || *ticket == state.delivered)
+    }
+
+    /// Waits until there is something to deliver, or nothing more, or for some time.
+    fn wait(&self) {
+        let mut state = self.state();
+        if self.due(&state).is_some() || state.is_over() {
+            state.prompt = state.prompt.saturating_add(1);
+            return;
+        }
+        // Where each one is waited for, more of them ahead would not be made any sooner.
+        if std::mem::take(&mut state.prompt) >= REGULAR {
+            state.ahead = state.ahead.saturating_add(1).min(self.window.max(1));
+        }
+        state.waiting += 1;
+        if self.window == 0 {
+            self.room.notify_all();
+        }
+        let waits = |s: &mut State| self.due(s).is_none() && !s.is_over();
+        let woken = self.filled.wait_timeout_while(state, LOOK, waits);
+        woken.unwrap_or_else(PoisonError::into_inner).0.waiting -= 1;
+    }
+
     fn pop(&self) -> Popped {
         let mut state = self.state();
-        let next = |s: &State| {
-            let first = s.ready.first_key_value().map(|(ticket, _)| *ticket);
-            first.filter(|ticket| !self.ordered || *ticket == s.delivered)
-        };
-        let over = |s: &State| s.stopped || s.end == Some(s.delivered);
-        if next(&state).is_some() {
-            state.prompt = state.prompt.saturating_add(1);
-        } else if !over(&state) {
-            // Where each one is waited for, more of them ahead would not be made any sooner.
-            if std::mem::take(&mut state.prompt) >= REGULAR {
-                state.ahead = state.ahead.saturating_add(1).min(self.window.max(1));
-            }
-            let waits = |s: &mut State| next(s).is_none() && !over(s);
-            state.waiting += 1;
-            if self.window == 0 {
-                self.room.notify_all();
-            }
-            let woken = self.filled.wait_timeout_while(state, LOOK, waits);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
-            state.waiting -= 1;
-        }
         if state.stopped {
             return Popped::End;
         }
-        let Some(ticket) = next(&state) else {
-            return if over(&state) { Popped::End } else { Popped::NotYet };
+        let Some(ticket) = self.due(&state) else {
+            return if state.is_over() { Popped::End } else { Popped::NotYet };
         };
         let Some((outcome, step)) = state.ready.remove(&ticket) else { return Popped::NotYet };
-        state.deliver(step);
+        state.deliver(ticket, step);
         drop(state);
         self.room.notify_all();
         Popped::Batch(outcome)
@@ -236,13 +276,63 @@ impl Pipeline {
 
     /// Without threads: the whole of it, here.
     fn now(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let made = py.detach(|| {
-            let Ticket { drawn, plan, .. } = self.draw()?;
-            let (outcome, step) = self.made(drawn, plan);
-            self.state().deliver(step);
-            Some(outcome)
-        });
-        made.map(|made| self.feed.told(py, made?)).transpose()
+        let Some(now) = py.detach(|| self.make_now()) else { return Ok(None) };
+        let broken_off = |e: &PyErr| e.is_instance_of::<PyKeyboardInterrupt>(py);
+        let Now { run, number, drawn, made, step } = now;
+        let interrupt = match made {
+            Err(e) if broken_off(&e) => Err((e, None)),
+            made => match py.check_signals() {
+                Ok(()) => Ok(made),
+                Err(e) => Err((e, Some(made))),
+            },
+        };
+        let mut state = self.state();
+        // Another thread may have set the position meanwhile.
+        let counts = state.run == run && !state.stopped;
+        match interrupt {
+            Ok(made) => {
+                if counts {
+                    state.deliver(number, step);
+                }
+                drop(state);
+                self.feed.told(py, made?).map(Some)
+            }
+            // It was not delivered, and comes next.
+            Err((e, made)) => {
+                let mut late = None;
+                match (made, drawn) {
+                    (Some(made), _) if counts => late = state.ready.insert(number, (made, step)),
+                    (Some(made), _) => late = Some((made, step)),
+                    (None, Some(drawn)) if counts => state.again = Some((number, drawn)),
+                    _ => state.taken = state.taken.saturating_sub(1).max(state.delivered),
+                }
+                drop(state);
+                drop(late);
+                Err(e)
+            }
+        }
+    }
+
+    fn make_now(&self) -> Option<Now> {
+        let mut state = self.state();
+        let run = state.run;
+        if !state.stopped
+            && let Some((number, (made, step))) = state.ready.pop_first()
+        {
+            return Some(Now { run, number, drawn: None, made, step });
+        }
+        drop(state);
+        let Ticket { run, number, drawn, plan } = self.draw()?;
+        Some(match drawn {
+            Ok(drawn) => {
+                let made = self.made(&drawn, plan);
+                Now { run, number, step: drawn.step, drawn: Some(drawn), made }
+            }
+            Err(e) => {
+                drop(plan);
+                Now { run, number, step: None, drawn: None, made: Err(e) }
+            }
+        })
     }
 
     /// At most `window` batches are alive that were not delivered.
@@ -253,7 +343,9 @@ impl Pipeline {
             delivered: 0,
             before: 0,
             step: feed.step(),
+            newest: 0,
             ready: BTreeMap::new(),
+            again: None,
             end: None,
             waiting: 0,
             ahead: 1,
@@ -270,6 +362,7 @@ impl Pipeline {
             ordered,
             born: generation(),
             plan: Mutex::new(()),
+            holder: AtomicU64::new(0),
             state: Mutex::new(state),
             room: Condvar::new(),
             filled: Condvar::new(),
@@ -278,10 +371,17 @@ impl Pipeline {
 }
 
 impl State {
-    fn deliver(&mut self, step: Option<u64>) {
+    /// Nothing more comes.
+    fn is_over(&self) -> bool {
+        self.stopped || self.end == Some(self.delivered)
+    }
+
+    fn deliver(&mut self, ticket: u64, step: Option<u64>) {
         self.delivered += 1;
-        self.step =
-            step.map(|step| step.saturating_add(1)).or(self.step.map(|s| s.saturating_add(1)));
+        if ticket >= self.newest {
+            self.newest = ticket + 1;
+            self.step = step.or(self.step).map(|step| step.saturating_add(1));
+        }
     }
 }
 
@@ -300,10 +400,10 @@ impl Pipeline {
         let readers = Readers::new(streams)?;
         let drawer = Drawer::new(sampler)?;
         if let Some(records) = drawer.records()
-            && records != readers.records()
+            && records > readers.records()
         {
             return Err(PyValueError::new_err(format!(
-                "the sampler draws from {records} records, but the streams have {}",
+                "the sampler draws from {records} records, but the streams have only {}",
                 readers.records()
             )));
         }
@@ -340,10 +440,13 @@ impl Pipeline {
             return self.now(py);
         }
         loop {
-            match py.detach(|| self.pop()) {
+            py.detach(|| self.wait());
+            // Before anything is taken, which Ctrl-C would throw away otherwise.
+            py.check_signals()?;
+            match self.pop() {
                 Popped::Batch(made) => return self.feed.told(py, made?).map(Some),
                 Popped::End => return Ok(None),
-                Popped::NotYet => py.check_signals()?,
+                Popped::NotYet => {}
             }
         }
     }
@@ -393,9 +496,10 @@ impl Pipeline {
             let mut left = BTreeMap::new();
             if sought.is_ok() {
                 left = std::mem::take(&mut state.ready);
+                state.again = None;
                 state.run += 1;
                 (state.taken, state.delivered, state.before) = (0, 0, delivered);
-                (state.step, state.end) = (self.feed.step(), None);
+                (state.step, state.newest, state.end) = (self.feed.step(), 0, None);
             }
             drop(state);
             drop(plan);

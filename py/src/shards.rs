@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use batchfs_store::Stream;
 use numpy::PyArray1;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -44,7 +44,7 @@ impl Readers {
     ///
     /// # Errors
     /// `ValueError` for no streams, lists of different or no length, different numbers of records or
-    /// none; `TypeError` for what is no view.
+    /// none, and what is no view.
     pub fn new(streams: &Bound<'_, PyDict>) -> PyResult<Readers> {
         let py = streams.py();
         let mut made = Vec::new();
@@ -65,6 +65,7 @@ impl Readers {
                     continue;
                 }
                 let is_view = view.hasattr(intern!(py, "__getitems__"))?
+                    && view.hasattr(intern!(py, "__len__"))?
                     && !view.hasattr(intern!(py, "bind"))?
                     && !view.hasattr(intern!(py, "append"))?;
                 if !is_view {
@@ -72,7 +73,7 @@ impl Readers {
                         "{at} is {}; streams are views, made by store.bind(allocator)",
                         view.get_type()
                     );
-                    return Err(PyTypeError::new_err(why));
+                    return Err(PyValueError::new_err(why));
                 }
                 lengths.push((at, view.len()? as u64));
                 readers.push(Reader::Theirs(view.unbind()));

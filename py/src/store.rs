@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use batchfs_source::{Kind, Zrecord};
 use batchfs_store::{Layout, OpenOptions, Schema, Store as RecordStore, Stream, Verify};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -63,12 +64,19 @@ fn open(path: &Path, verify: &str) -> Result<(Box<dyn Stream>, &'static str, u32
         }
     };
     let options = OpenOptions::verify(verify);
-    if path.is_file() || !path.join("batchfs.json").exists() && path.join("meta.zr").exists() {
-        return Ok((batchfs_source::open_path(path, &options)?, "raw", 1));
+    match Kind::of(path)? {
+        Kind::Store | Kind::Folder => {
+            let store = RecordStore::open(path, options)?;
+            let (codec, shards) = (store.codec().name(), store.shards());
+            Ok((Box::new(store), codec, shards))
+        }
+        Kind::Zrecord => {
+            let container = Zrecord::open(path)?;
+            let (codec, shards) = (container.codec().name(), container.shards());
+            Ok((Box::new(container), codec, shards))
+        }
+        _ => Ok((batchfs_source::open_path(path, &options)?, "raw", 1)),
     }
-    let store = RecordStore::open(path, options)?;
-    let (codec, shards) = (store.codec().name(), store.shards());
-    Ok((Box::new(store), codec, shards))
 }
 
 enum Failed {

@@ -2,7 +2,7 @@
 
 use batchfs_region::Pool;
 use batchfs_store::DType;
-use pyo3::exceptions::{PyBufferError, PyIndexError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PySlice, PyTuple};
@@ -142,10 +142,14 @@ impl DLTensor {
             shape[0] = cut.slicelength as i64;
             (cut.start.max(0) as usize, shape)
         } else {
-            let i: i64 = index.extract()?;
+            let outside =
+                || PyIndexError::new_err(format!("index {index} is out of range, of {rows}"));
+            let i: i64 = index.extract().map_err(|e: PyErr| {
+                if e.is_instance_of::<PyOverflowError>(index.py()) { outside() } else { e }
+            })?;
             let at = if i < 0 { i + rows } else { i };
             if !(0..rows).contains(&at) {
-                return Err(PyIndexError::new_err(format!("index {i} is out of range, of {rows}")));
+                return Err(outside());
             }
             (at as usize, self.0.shape[1..].into())
         };

@@ -1,6 +1,6 @@
 //! Stores and datasets that are being written.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use batchfs_store::{
@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::input::{check_offsets, input, numbers};
-use crate::sys::pool;
+use crate::sys::{self, pool};
 use crate::{dtypes, errors};
 
 /// A store that is being written, for `DenseWriter` and `RaggedWriter`.
@@ -19,6 +19,18 @@ pub struct Writer {
     writer: Mutex<Option<StoreWriter>>,
     schema: Schema,
     path: PathBuf,
+    born: u64,
+}
+
+/// In a child made by `fork` a writer is the parent's, and its lock may be held for ever.
+fn check_fork(born: u64, path: &Path) -> PyResult<()> {
+    if born == sys::generation() {
+        return Ok(());
+    }
+    Err(PyRuntimeError::new_err(format!(
+        "{}: this writer was made before a fork and is the parent process's; make one in this process",
+        path.display()
+    )))
 }
 
 impl Writer {
@@ -31,6 +43,7 @@ impl Writer {
         py: Python<'_>,
         work: impl FnOnce(&mut StoreWriter) -> batchfs_store::Result<T> + Send,
     ) -> PyResult<T> {
+        check_fork(self.born, &self.path)?;
         let done = py.detach(|| -> Result<_, Option<std::io::Error>> {
             let mut writer = self.lock();
             let writer = writer.as_mut().ok_or(None)?;
@@ -71,7 +84,7 @@ impl Writer {
         let options = WriteOptions { shards, codec, level, dictionary, ..WriteOptions::default() };
         let made = py.detach(|| StoreWriter::create(&path, schema.clone(), options));
         let writer = made.map_err(|e| errors::store(py, &e))?;
-        Ok(Writer { writer: Mutex::new(Some(writer)), schema, path })
+        Ok(Writer { writer: Mutex::new(Some(writer)), schema, path, born: sys::generation() })
     }
 
     fn append(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -131,6 +144,7 @@ impl Writer {
     }
 
     fn records(&self, py: Python<'_>) -> PyResult<u64> {
+        check_fork(self.born, &self.path)?;
         py.detach(|| self.lock().as_ref().map(StoreWriter::records)).ok_or_else(|| {
             PyRuntimeError::new_err(format!("{}: the writer is closed", self.path.display()))
         })
@@ -138,6 +152,7 @@ impl Writer {
 
     /// Publishes the store; a second time does nothing.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        check_fork(self.born, &self.path)?;
         let done = py.detach(|| {
             let Some(writer) = self.lock().take() else { return Ok(Ok(())) };
             pool().map(|pool| pool.install(|| writer.finish()))
@@ -146,9 +161,13 @@ impl Writer {
         done.map_err(|e| errors::store(py, &e))
     }
 
-    /// Ends it without a store.
-    fn abort(&self, py: Python<'_>) {
+    /// Ends it without a store, but in a child, where it is the parent's. Whether it was ended.
+    fn abort(&self, py: Python<'_>) -> bool {
+        if self.born != sys::generation() {
+            return false;
+        }
         py.detach(|| drop(self.lock().take()));
+        true
     }
 }
 
@@ -157,6 +176,7 @@ impl Writer {
 pub struct DatasetWriter {
     writer: Mutex<Option<Dataset>>,
     path: PathBuf,
+    born: u64,
 }
 
 impl DatasetWriter {
@@ -174,7 +194,7 @@ impl DatasetWriter {
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<DatasetWriter> {
         let made = Dataset::create(&path).map_err(|e| errors::store(py, &e))?;
-        Ok(DatasetWriter { writer: Mutex::new(Some(made)), path })
+        Ok(DatasetWriter { writer: Mutex::new(Some(made)), path, born: sys::generation() })
     }
 
     /// A writer for one stream of it.
@@ -187,23 +207,29 @@ impl DatasetWriter {
         ndim: u32,
         codec: &str,
     ) -> PyResult<Writer> {
+        check_fork(self.born, &self.path)?;
         let schema = schema(dtype, item_shape, ndim)?;
         let options = WriteOptions { codec: self::codec(codec)?, ..WriteOptions::default() };
         let mut dataset = self.lock();
         let dataset = dataset.as_mut().ok_or_else(|| self.closed())?;
         let made = dataset.stream(name, schema.clone(), options);
         let writer = made.map_err(|e| errors::store(py, &e))?;
-        Ok(Writer { writer: Mutex::new(Some(writer)), schema, path: self.path.join(name) })
+        let path = self.path.join(name);
+        Ok(Writer { writer: Mutex::new(Some(writer)), schema, path, born: self.born })
     }
 
     /// Gives the folder its name; all its streams have been finished.
     fn publish(&self, py: Python<'_>) -> PyResult<()> {
+        check_fork(self.born, &self.path)?;
         let dataset = self.lock().take().ok_or_else(|| self.closed())?;
         py.detach(|| dataset.publish()).map_err(|e| errors::store(py, &e))
     }
 
-    /// Ends it without a dataset.
+    /// Ends it without a dataset, but in a child, where it is the parent's.
     fn abort(&self, py: Python<'_>) {
+        if self.born != sys::generation() {
+            return;
+        }
         py.detach(|| drop(self.lock().take()));
     }
 }

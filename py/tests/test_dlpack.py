@@ -94,8 +94,9 @@ def test_parts_of_a_tensor(tensor, images):
     assert np.array_equal(tensor[1:3].numpy(), images[1:3])
     assert tensor[3:1].shape == (0, 3, 8, 8) and tensor[:0].numpy().shape == (0, 3, 8, 8)
     assert np.shares_memory(tensor[1].numpy(), tensor.numpy())
-    with pytest.raises(IndexError):
-        tensor[4]
+    for outside in (4, -5, 2**70, -(2**63), -(2**70)):
+        with pytest.raises(IndexError, match="out of range"):
+            tensor[outside]
     with pytest.raises(ValueError):
         tensor[::2]
     scalar = tensor[0][0][0][0]

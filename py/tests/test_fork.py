@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -76,6 +78,94 @@ def test_what_the_parent_fills_anew_does_not_change_in_the_child(tmp_path, data,
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     for fd in (*ask, *answer):
         os.close(fd)
+
+
+WRITES = """
+import os, sys, gc
+import numpy as np
+from batchfs.store import DenseStore, DenseWriter
+
+one = np.zeros((3, 2), np.int8)
+with DenseWriter(sys.argv[1], "int8", (2,), codec="raw") as writer:
+    writer.append(one)
+    pid = os.fork()
+    if pid == 0:
+        {end}
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == {code}
+    writer.append(one)
+print(len(DenseStore(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize(
+    "end, code",
+    [
+        ("sys.exit(0)", 0),
+        ("raise ValueError", 1),
+        ("del writer; gc.collect(); os._exit(0)", 0),
+        ("writer.abort(); sys.exit(0)", 0),
+    ],
+)
+def test_a_child_that_ends_leaves_the_writer_to_its_parent(tmp_path, end, code):
+    script = WRITES.format(end=end, code=code)
+    command = [sys.executable, "-c", script, tmp_path / "deep" / "s"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "6\n", done.stderr
+
+
+def test_a_child_uses_no_writer_of_its_parent(tmp_path):
+    one = np.zeros((3, 2), np.int8)
+    writer = DenseWriter(tmp_path / "s", "int8", (2,), codec="zstd")
+    writer.append(one)
+
+    def child():
+        for use in (lambda: writer.append(one), writer.close, lambda: len(writer)):
+            with pytest.raises(RuntimeError, match="fork"):
+                use()
+        writer.abort()
+        # Nor does another writer of that name take the folder for a dead one's.
+        with DenseWriter(tmp_path / "s", "int8", (2,), codec="raw") as own:
+            own.append(one[:1])
+            own.abort()
+
+    assert in_child(child) == 0
+    writer.append(one)
+    writer.close()
+    with DenseStore(tmp_path / "s") as store, Allocator("cpu") as a:
+        assert np.array_equal(store.bind(a)[:].numpy(), np.concatenate([one, one]))
+
+
+def test_a_loader_that_another_thread_was_using_says_so(data, images):
+    view = DenseStore(data / "images").bind(Allocator("cpu"))
+    inside, go = threading.Event(), threading.Event()
+
+    class Slow:
+        calls = 0
+
+        def next(self):
+            self.calls += 1
+            if self.calls == 2:
+                inside.set()
+                go.wait(60)
+            return np.arange(self.calls, self.calls + 4)
+
+    loader = Loader({"x": [view]}, Slow(), workers=0)
+    next(loader)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(next(loader)))
+    thread.start()
+    inside.wait(60)
+
+    def child():
+        with pytest.raises(RuntimeError, match="fork"):
+            next(loader)
+        loader.close()
+
+    assert in_child(child) == 0
+    go.set()
+    thread.join(60)
+    assert np.array_equal(got[0][0]["x"].numpy(), images[2:6])
+    assert np.array_equal(next(loader)[0]["x"].numpy(), images[3:7])
 
 
 def test_the_parent_closes_while_children_read(data, images):

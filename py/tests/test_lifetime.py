@@ -156,6 +156,25 @@ print("so far", flush=True)
     assert "panic" not in done.stderr and "Fatal" not in done.stderr
 
 
+def test_the_end_does_not_wait_for_a_transform_for_ever(data):
+    code = f"""
+import sys, threading
+from batchfs import Allocator, Loader
+from batchfs.sampler import Sampler
+from batchfs.store import DenseStore
+view = DenseStore({str(data / "images")!r}).bind(Allocator("cpu"))
+inside = threading.Event()
+def transform(shards):
+    inside.set()
+    threading.Event().wait()
+loader = Loader({{"x": [view]}}, Sampler(500, 50), workers=2, transform=transform)
+inside.wait()
+print("so far", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "so far\n"), done.stderr
+
+
 def test_many_threads_read_one_view(views, images, tokens):
     wrong = []
 

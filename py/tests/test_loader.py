@@ -1,9 +1,11 @@
 """The loader: alignment, order, bounds, errors, position."""
 
 import gc
+import itertools
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -183,8 +185,17 @@ def test_the_position_counts_what_was_delivered(views, labels, workers, prefetch
         assert all(np.array_equal(of(fresh), w) for w in want), "and in a new one"
         with pytest.raises(ValueError, match="spec"):
             fresh.load_state_dict({**state, "spec": "mode=iid,batch=50,seed=1"})
-        with pytest.raises(ValueError, match="version"):
-            fresh.load_state_dict({})
+        for other in (
+            *({}, None, [], {"version": 2}, {"version": 1}, {**state, "delivered": None}),
+            *({**state, "delivered": -1}, {**state, "step": "7"}, {**state, "step": True}),
+            *({**state, "step": 2**64}, {**state, "length": 499}),
+            {k: v for k, v in state.items() if k != "spec"},
+        ):
+            with pytest.raises(ValueError):
+                fresh.load_state_dict(other)
+        # States of earlier versions do not say how many records there were.
+        fresh.load_state_dict({k: v for k, v in state.items() if k != "length"})
+        assert np.array_equal(of(fresh), want[0]), "what was refused changed nothing"
     started = sampler()
     started.seek(3)
     with Loader(streams, started, workers=workers, prefetch=prefetch) as loader:
@@ -253,8 +264,159 @@ def test_what_samplers_may_do_wrong(views, workers):
                 next(loader)
     with pytest.raises(AttributeError):
         Loader({"x": pair}, object())
-    with pytest.raises(ValueError, match="499"):
-        Loader({"x": pair}, Sampler(499, 2))
+    with pytest.raises(ValueError, match="501"):
+        Loader({"x": pair}, Sampler(501, 2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_of_the_first_records(views, labels, workers):
+    with Loader({"x": [views["labels"]]}, Sampler(400, 50, seed=1), workers=workers) as loader:
+        for step in range(10):
+            want = labels[Sampler(400, 50, seed=1).at(step)]
+            assert np.array_equal(next(loader)[0]["x"].numpy(), want)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_another_sampler_is_refused(views, workers):
+    streams = {"x": [views["labels"]]}
+
+    class Own(Mine):
+        def seek(self, step):
+            raise AssertionError
+
+    with Loader(streams, Own([[1, 2]] * 9), workers=workers) as loader:
+        next(loader)
+        own = loader.state_dict()
+        assert own["seekable"]
+        with Loader(streams, sampler(), workers=workers) as other:
+            with pytest.raises(ValueError, match="spec"):
+                other.load_state_dict(own)
+            with pytest.raises(ValueError, match="spec"):
+                loader.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_threads_share_a_loader(views, labels, workers):
+    got, lock = [], threading.Lock()
+    with Loader({"x": [views["labels"]]}, sampler(), workers=workers, prefetch=2) as loader:
+
+        def take():
+            for _ in range(50):
+                found = next(loader)[0]["x"].numpy()
+                with lock:
+                    got.append(found.tobytes())
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        want = sorted(labels[sampler().at(step)].tobytes() for step in range(200))
+        assert sorted(got) == want, "each batch once"
+        state = loader.state_dict()
+        assert (state["delivered"], state["step"]) == (200, 200)
+        assert np.array_equal(next(loader)[0]["x"].numpy(), labels[sampler().at(200)])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_closed_by_another_thread(views, workers):
+    inside, go = threading.Event(), threading.Event()
+
+    def transform(shards):
+        inside.set()
+        go.wait(60)
+        return shards
+
+    loader = Loader({"x": [views["images"]]}, sampler(), workers=workers, transform=transform)
+    ends = []
+
+    def wait():
+        with pytest.raises(StopIteration):
+            next(loader)
+        ends.append(True)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    [t.start() for t in threads]
+    inside.wait(60)
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    # Those who wait for a batch do not wait for the transform; who closes does.
+    [t.join(60) for t in threads]
+    assert len(ends) == 3 and closer.is_alive()
+    go.set()
+    closer.join(60)
+    assert not closer.is_alive() and not any(t.is_alive() for t in loader.threads)
+    with pytest.raises(StopIteration):
+        next(loader)
+
+
+def test_closed_while_others_take(views):
+    for _ in range(50):
+        loader = Loader({"x": [views["images"]]}, sampler(), workers=2)
+
+        def take(loader=loader):
+            for _ in loader:
+                pass
+
+        threads = [threading.Thread(target=take) for _ in range(2)]
+        [t.start() for t in threads]
+        next(loader)
+        loader.close()
+        [t.join(60) for t in threads]
+        assert not any(t.is_alive() for t in threads)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError])
+def test_exceptions_of_all_kinds_reach_the_consumer(views, labels, workers, error):
+    def transform(shards):
+        found = shards[0]["x"].numpy()
+        if found[0] == labels[sampler().at(1)[0]]:
+            raise error("from the transform")
+        return found
+
+    class Interrupted(Mine):
+        def next(self):
+            raise error("from the sampler")
+
+    streams = {"x": [views["labels"]]}
+    with Loader(streams, sampler(), workers=workers, transform=transform) as loader:
+        assert np.array_equal(next(loader), labels[sampler().at(0)])
+        for _ in range(2):
+            with pytest.raises(error, match="from the transform") as e:
+                next(loader)
+            assert e.traceback[-1].name == "transform", "it says where it was raised"
+            if workers > 0 or error is not KeyboardInterrupt:
+                break
+            # The consumer was interrupted, and the batch comes again.
+            assert loader.state_dict()["delivered"] == 1
+        else:
+            return
+        assert np.array_equal(next(loader), labels[sampler().at(2)])
+    with Loader(streams, Interrupted([]), workers=workers) as loader:
+        with pytest.raises(error, match="from the sampler"):
+            next(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_transform_of_whoever_has_the_loader_keeps_nothing_alive(views, workers):
+    class Trainer:
+        def __init__(self):
+            streams = {"x": [views["images"]]}
+            self.loader = Loader(streams, sampler(), workers=workers, transform=self.collate)
+
+        def collate(self, shards):
+            assert isinstance(self, Trainer)
+            return shards
+
+    trainer = Trainer()
+    next(trainer.loader)
+    threads, gone = trainer.loader.threads, weakref.ref(trainer)
+    del trainer
+
+    def collected():
+        gc.collect()
+        return gone() is None and not any(t.is_alive() for t in threads)
+
+    until("it is collected", collected)
 
 
 class Subclass(Sampler):
@@ -297,17 +459,17 @@ def test_streams_that_do_not_go_together(views, data, tmp_path):
     with DenseWriter(tmp_path / "short", "int8", (), codec="raw") as w:
         w.append(np.zeros(499, np.int8))
         writer_in_use = w
-        with pytest.raises(TypeError, match="bind"):
+        with pytest.raises(ValueError, match="bind"):
             Loader({"x": [writer_in_use]}, sampler())
     with DenseStore(tmp_path / "short") as short, Allocator("cpu") as a:
         with pytest.raises(ValueError, match="499"):
             Loader({"x": [one], "y": [short.bind(a)]}, sampler())
-        with pytest.raises(TypeError, match="bind"):
+        with pytest.raises(ValueError, match="bind"):
             Loader({"x": [short]}, sampler())
     for streams in ({}, {"x": []}, {"x": one}, {"x": (one,)}, {"x": [one], "y": [one, one]}):
         with pytest.raises(ValueError):
             Loader(streams, sampler())
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="views"):
         Loader({"x": [7]}, sampler())
     for keys, error in [
         ({"workers": -1}, ValueError),
@@ -349,6 +511,65 @@ def test_ctrl_c_reaches_one_who_waits(views):
         signal.signal(signal.SIGINT, before)
         done.set()
     loader.close()
+
+
+@pytest.mark.parametrize("where", ["transform", "gather", "sampler"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_is_not_lost_to_ctrl_c(views, labels, workers, where):
+    calls, asked, interrupts = itertools.count(), [-1], 0
+
+    def maybe(place):
+        if place != where:
+            return
+        call = next(calls)
+        if call % 3 == 1:
+            # With a worker, when the consumer waits for this batch and has had those before.
+            while workers and asked[0] < call:
+                time.sleep(0.001)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.02)
+
+    class Own:
+        def __init__(self):
+            self.step = 0
+
+        def next(self):
+            maybe("sampler")
+            self.step += 1
+            return sampler().at(self.step - 1)
+
+    class View:
+        def __len__(self):
+            return 500
+
+        def __getitems__(self, indices):
+            maybe("gather")
+            return labels[indices]
+
+    def transform(shards):
+        maybe("transform")
+        return shards[0]["x"]
+
+    # Who was started in the background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    loader = Loader({"x": [View()]}, Own(), workers=workers, prefetch=1, transform=transform)
+    try:
+        for step in range(30):
+            while True:
+                try:
+                    asked[0] = step
+                    got = next(loader)
+                    break
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    assert loader.state_dict()["delivered"] == step
+            assert np.array_equal(got, labels[sampler().at(step)]), step
+        assert interrupts >= 10
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        asked[0] = 1000
+        loader.close()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_closed_from_a_transform(views):

@@ -206,10 +206,94 @@ def test_a_folder_of_the_users(data, tmp_path):
         pid = ds.config["pid"]
         assert pid != os.getpid()
     assert place.exists() and not os.path.ismount(place)
+    wait_for_the_end(pid)
+
+
+ENDS = """
+import os, sys
+import batchfs
+
+def main():
+    mounted = batchfs.mount(sys.argv[1], batch=10)
+    ds = mounted.__enter__()
+    # Forgotten, while its dataset is in use.
+    del mounted
+    print(ds.path, ds.config["pid"], flush=True)
+    ds["images"].batch[0].numpy()
+    return ds
+
+ds = main()
+held = ds["images"].batch[1].numpy()
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ValueError"])
+def test_the_end_of_the_process_unmounts(data, end):
+    command = [sys.executable, "-c", ENDS.format(end=end), data]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == {"": 0, "raise ValueError": 1}.get(end, 3), done.stderr
+    folder, pid = done.stdout.split()
+    assert not os.path.exists(folder) and "finalizer" not in done.stderr
+    wait_for_the_end(pid)
+
+
+def wait_for_the_end(pid):
     gone = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < gone, "the daemon has not ended"
         time.sleep(0.02)
+
+
+CHILD = """
+import os, sys
+import batchfs
+
+with batchfs.mount(sys.argv[1], batch=10) as ds:
+    pid = os.fork()
+    if pid == 0:
+        {end}
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (0, 1)
+    assert ds["images"].batch[7].shape == (10, 3, 8, 8)
+print(os.path.exists(ds.path))
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise ValueError"])
+def test_a_child_that_ends_leaves_the_mount(data, end):
+    command = [sys.executable, "-c", CHILD.format(end=end), data]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_ctrl_c_while_mounting_leaves_nothing(data, tmp_path):
+    code = """
+import sys
+import batchfs
+print("now", flush=True)
+with batchfs.mount(sys.argv[1], batch=10) as ds:
+    pass
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    for delay in (0, 0.1, 0.2, 0.4):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, data],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        child.stdout.readline()
+        time.sleep(delay)
+        child.send_signal(signal.SIGINT)
+        said = child.communicate(timeout=60)[1]
+        assert child.returncode in (0, -signal.SIGINT, 1), said
+        assert not list(tmp_path.glob("batchfs-*/.batchfs")), said
+
+
+def test_a_mount_does_not_pickle(data):
+    with pytest.raises(TypeError, match="Dataset does"):
+        pickle.dumps(batchfs.mount(data))
 
 
 def test_it_ends_with_an_exception(data):
@@ -246,12 +330,13 @@ def test_errors_come_with_the_mounts_reason(tmp_path, images):
         assert np.array_equal(ds["x"].batch[1].numpy(), images[10:20])
 
 
-def test_a_dead_daemon_is_an_error_and_mapped_data_stays(data, tmp_path, images, ids):
+@pytest.mark.parametrize("cached", [False, True], ids=["best", "cached"])
+def test_a_dead_daemon_is_an_error_and_mapped_data_stays(data, tmp_path, images, ids, cached):
     place = tmp_path / "mnt"
     place.mkdir()
-    with batchfs.mount(data, place, batch=32, seed=7, local=False) as ds:
-        if ds.config["delivery"] != "passthrough":
-            pytest.skip("needs passthrough: cached pages go with the daemon")
+    with batchfs.mount(data, place, batch=32, seed=7, cached=cached, local=False) as ds:
+        # In cached mode the pages come from the service, and do not go with the daemon.
+        assert ds.config["delivery"] == "passthrough" or ds.config["service"]
         held = ds["images"].batch[0].numpy()
         os.kill(ds.config["pid"], signal.SIGKILL)
         gone = time.monotonic() + 30

@@ -71,6 +71,13 @@ def test_the_last_step_of_all():
     assert np.array_equal(last, sampler.at(2**64 - 1)) and sampler.step is None
     with pytest.raises(OverflowError):
         sampler.next()
+    ended = pickle.loads(pickle.dumps(sampler))
+    again = Sampler(100, 10, Mode.IID)
+    again.load_state_dict(sampler.state_dict())
+    for one in (ended, again):
+        assert one.step is None
+        with pytest.raises(OverflowError):
+            one.next()
     sampler.seek(5)
     assert sampler.step == 5
 
@@ -95,6 +102,10 @@ def test_refusals(args, keys):
         Sampler(*args, **keys)
     with pytest.raises(TypeError):
         Sampler(10.5, 2)
+    for step, error in [(-1, ValueError), (2**64, ValueError), (1.5, TypeError)]:
+        for use in (Sampler(10, 2).at, Sampler(10, 2).seek):
+            with pytest.raises(error):
+                use(step)
 
 
 def test_state_and_pickle():

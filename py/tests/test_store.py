@@ -1,12 +1,15 @@
 """Writing and reading stores."""
 
+import errno
+import gc
 import os
 import pickle
+import subprocess
 import warnings
 
 import numpy as np
 import pytest
-from batchfs import Allocator, StoreError, dtypes
+from batchfs import Allocator, Loader, StoreError, dtypes
 from batchfs.store import (
     DenseStore,
     DenseView,
@@ -101,7 +104,7 @@ def test_what_is_no_index_is_refused(views, data):
     for other in (np.zeros((2, 2), int), np.zeros(499, bool), np.array(True)):
         with pytest.raises(IndexError):
             view[other]
-    for nonsense in (1.5, "1", None, [1.5], object(), True, {"a": 1}):
+    for nonsense in (1.5, "1", None, [1.5], object(), True, np.bool_(True), ..., {"a": 1}, {1}):
         with pytest.raises(TypeError):
             view[nonsense]
 
@@ -251,6 +254,88 @@ def test_a_store_is_whole_or_not_there(tmp_path):
         w[0]
 
 
+def test_a_writer_after_its_end(tmp_path):
+    one = np.zeros((1, 2), np.int8)
+    for end in ("close", "abort"):
+        dense = DenseWriter(tmp_path / end / "d", "int8", (2,), codec="raw")
+        ragged = RaggedWriter(tmp_path / end / "r", "int8", 1, codec="zstd")
+        dense.append(one)
+        ragged.append(RaggedBatch.from_records([one[0]]))
+        for writer in (dense, ragged):
+            getattr(writer, end)()
+            batch = one if writer is dense else RaggedBatch.from_records([one[0]])
+            for use in (lambda w=writer, b=batch: w.append(b), lambda w=writer: len(w)):
+                with pytest.raises(RuntimeError, match="closed"):
+                    use()
+            writer.close()
+            writer.abort()
+            assert writer.path.exists() == (end == "close")
+    assert len(DenseStore(tmp_path / "close" / "d")) == 1
+
+
+def test_two_writers_of_one_path(tmp_path):
+    first = DenseWriter(tmp_path / "s", "int8", (2,), codec="raw")
+    second = DenseWriter(tmp_path / "s", "int8", (2,), codec="raw")
+    first.append(np.zeros((3, 2), np.int8))
+    second.append(np.ones((5, 2), np.int8))
+    second.close()
+    with pytest.raises(FileExistsError) as e:
+        first.close()
+    assert e.value.filename == str(tmp_path / "s")
+    with DenseStore(tmp_path / "s") as store, Allocator("cpu") as a:
+        assert np.array_equal(store.bind(a)[:].numpy(), np.ones((5, 2), np.int8))
+    assert [p.name for p in tmp_path.iterdir()] == ["s"], "nothing is left of the other"
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_a_full_disk_publishes_nothing(tmp_path, codec):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if subprocess.run(mounted, capture_output=True).returncode != 0:
+        pytest.skip("needs root, to mount a small tmpfs")
+    try:
+        random = np.random.default_rng(0)
+        batch = random.integers(0, 256, (1024, 1024), np.uint8)
+        with pytest.raises(OSError) as e:
+            with DenseWriter(disk / "s", "uint8", (1024,), codec=codec) as writer:
+                for _ in range(8):
+                    writer.append(batch)
+        assert e.value.errno == errno.ENOSPC and not list(disk.iterdir())
+        writer = DenseWriter(disk / "s", "uint8", (1024,), codec=codec)
+        with pytest.raises(OSError, match="No space"):
+            for _ in range(8):
+                writer.append(batch)
+        # Who goes on all the same is told, and publishes nothing.
+        for use in (lambda: writer.append(batch[:1]), writer.close):
+            with pytest.raises(ValueError, match="earlier append failed"):
+                use()
+        del writer
+        assert not list(disk.iterdir())
+        with DenseWriter(disk / "s", "uint8", (1024,), codec=codec) as writer:
+            writer.append(batch[:100])
+        with DenseStore(disk / "s") as store, Allocator("cpu") as a:
+            assert np.array_equal(store.bind(a)[:].numpy(), batch[:100])
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_half_made_objects_do_no_harm(tmp_path):
+    for kind, names in [
+        (DenseWriter, ("close", "abort", "append")),
+        (RaggedWriter, ("close",)),
+        (DenseStore, ("close", "bind")),
+        (Loader, ("close",)),
+    ]:
+        for name in names:
+            with pytest.raises((AttributeError, TypeError)):
+                getattr(kind.__new__(kind), name)()
+    for kind in (DLTensor, DenseView, RaggedView):
+        with pytest.raises(TypeError):
+            kind()
+    gc.collect()
+
+
 def test_closed_stores_and_allocators(data, images):
     store, allocator = DenseStore(data / "images"), Allocator("cpu")
     view = store.bind(allocator)
@@ -326,6 +411,19 @@ def test_damage_is_an_error_with_path_and_record(tmp_path, images):
         (DenseWriter, ("int8", (1.5,)), {"codec": "raw"}, ValueError),
         (DenseWriter, ("int8", 3), {"codec": "raw"}, ValueError),
         (DenseWriter, ("int8", (2**31,)), {"codec": "raw"}, ValueError),
+        (DenseWriter, ("int8", (2**70,)), {"codec": "raw"}, ValueError),
+        (DenseWriter, ("int8", (2**40, 2**40)), {"codec": "raw"}, ValueError),
+        (DenseWriter, ("int8", (2,)), {"codec": "zstd", "level": 2**40}, ValueError),
+        (DenseWriter, ("int8", (2,)), {"codec": "zstd_dict", "dict_bytes": 5}, TypeError),
+        (DenseWriter, ("int8", (2,)), {"codec": "zstd_dict", "dict_bytes": "a"}, TypeError),
+        (DenseWriter, (None, (2,)), {"codec": "raw"}, TypeError),
+        (DenseWriter, ("S4", (2,)), {"codec": "raw"}, TypeError),
+        (DenseWriter, ("V0", (2,)), {"codec": "raw"}, TypeError),
+        (DenseWriter, ([("a", "i4")], (2,)), {"codec": "raw"}, TypeError),
+        (DenseWriter, ("(2,)i4", (2,)), {"codec": "raw"}, TypeError),
+        (DenseWriter, (np.dtype("i4", metadata={"a": 1}), (2,)), {"codec": "raw"}, TypeError),
+        (DenseWriter, ("m8[s]", (2,)), {"codec": "raw"}, TypeError),
+        (DenseWriter, ("longdouble", (2,)), {"codec": "raw"}, TypeError),
         (DenseWriter, ("int8", (1,) * 64), {"codec": "raw"}, ValueError),
         (RaggedWriter, ("int8", 0), {"codec": "raw"}, ValueError),
         (RaggedWriter, ("int8", 65), {"codec": "raw"}, ValueError),
@@ -361,6 +459,82 @@ def test_dictionaries(tmp_path):
             train_dict(s)
     with DenseStore(tmp_path / "s") as s, Allocator("cpu") as a:
         assert s.codec == "zstd_dict" and np.array_equal(s.bind(a)[:].numpy(), records)
+
+
+def test_odd_arrays_are_told_apart(tmp_path):
+    want = np.arange(24, dtype=np.int32).reshape(4, 6)
+    misaligned = np.frombuffer(b"x" + want.tobytes(), np.uint8)[1:].view(np.int32).reshape(4, 6)
+    assert not misaligned.flags.aligned
+    good = [misaligned, want[::2][:1], np.broadcast_to(want[:1], (1, 6)), want.view(np.matrix)]
+    bad = [
+        (np.broadcast_to(want[0], (4, 6)), ValueError),
+        (want[::-1], ValueError),
+        (want.astype(">i4"), TypeError),
+        (want.astype(object), TypeError),
+        (np.array([["a"] * 6]), TypeError),
+        (want.view([("a", "i4"), ("b", "i4")]), TypeError),
+        (want.astype("datetime64[s]"), TypeError),
+        (np.array(3, np.int32), ValueError),
+        (np.int32(3), ValueError),
+    ]
+    with DenseWriter(tmp_path / "s", "int32", (6,), codec="raw") as w:
+        for array in good:
+            w.append(array)
+        for array, error in bad:
+            with pytest.raises(error):
+                w.append(array)
+    with DenseStore(tmp_path / "s") as s, Allocator("cpu") as a:
+        got = s.bind(a)[:].numpy()
+    assert np.array_equal(got, np.concatenate([np.asarray(g) for g in good]))
+    with RaggedWriter(tmp_path / "r", "int32", 1, codec="raw") as w:
+        w.append(RaggedBatch.from_records([want[:, 0], want[0, ::-1], misaligned[3]]))
+        with pytest.raises(TypeError):
+            RaggedBatch.from_records([want.astype(">i4")[0]])
+    with RaggedStore(tmp_path / "r") as s, Allocator("cpu") as a:
+        got = [t.numpy().tolist() for t in s.bind(a)[:].to_tensors()]
+    assert got == [want[:, 0].tolist(), want[0, ::-1].tolist(), want[3].tolist()]
+    # Scalars are records of no axes.
+    with DenseWriter(tmp_path / "scalars", "float32", (), codec="zstd") as w:
+        w.append(np.arange(5, dtype=np.float32))
+        with pytest.raises(ValueError):
+            w.append(np.array(1, np.float32))
+    with DenseStore(tmp_path / "scalars") as s, Allocator("cpu") as a:
+        view = s.bind(a)
+        assert view.item_shape == () and view[3].shape == () and view[3].numpy() == 3
+        assert view[3, 1].numpy().tolist() == [3, 1] and view[[]].shape == (0,)
+
+
+def test_indices_of_other_libraries(views, images):
+    torch = pytest.importorskip("torch")
+    view = views["images"]
+    assert np.array_equal(view[torch.tensor(3)].numpy(), images[3])
+    assert np.array_equal(view[torch.tensor([3, -1])].numpy(), images[[3, -1]])
+    mask = torch.zeros(500, dtype=torch.bool)
+    mask[7] = True
+    assert np.array_equal(view[mask].numpy(), images[[7]])
+    with pytest.raises(TypeError):
+        view[torch.tensor(1.5)]
+
+
+def test_containers_of_loaderx_are_read_in_place(tmp_path, images):
+    peer = pytest.importorskip("loaderx.zrecord", reason="loaderx needs Python 3.12 or newer")
+    with peer.DenseWriter(tmp_path / "x", np.uint8, (3, 8, 8), codec="zstd", data_shards=3) as w:
+        w.append(images)
+    with DenseStore(tmp_path / "x") as s, Allocator("cpu") as a:
+        assert (s.codec, s.data_shards) == ("zstd", 3)
+        assert np.array_equal(s.bind(a)[::-1].numpy(), images[::-1])
+        again = pickle.loads(pickle.dumps(s.bind(a)))
+        assert again.codec == "zstd" and np.array_equal(again[9].numpy(), images[9])
+
+
+def test_ragged_npy_folders_are_read_in_place(tmp_path):
+    folder = tmp_path / "r"
+    folder.mkdir()
+    np.save(folder / "values.npy", np.arange(6, dtype=np.int16))
+    np.save(folder / "cu_seqlens.npy", np.array([0, 2, 2, 6]))
+    with RaggedStore(folder) as s, Allocator("cpu") as a:
+        got = [t.numpy().tolist() for t in s.bind(a)[:].to_tensors()]
+        assert got == [[0, 1], [], [2, 3, 4, 5]] and s.codec == "raw"
 
 
 def test_npy_files_are_read_in_place(tmp_path, images):

@@ -38,6 +38,7 @@ def test_the_package_shows_what_its_stub_shows():
         for alias in node.names
     }
     assert names == set(batchfs.__all__) and names <= set(dir(batchfs))
+    assert set(batchfs.dtypes.__all__) == {"supported", *(d.name for d in batchfs.dtypes.supported)}
     assert path.with_name("py.typed").exists()
 
 

@@ -128,6 +128,31 @@ def test_nested_tensors(views, tokens, boxes):
         assert torch.equal(part, torch.from_numpy(want))
 
 
+@pytest.mark.parametrize(
+    "shapes", [[(2, 0), (3, 0)], [(0, 4), (2, 4)], [(0,), (0,)], [(0, 0)], [(2, 3, 1), (1, 3, 1)]]
+)
+def test_nested_tensors_of_empty_records(shapes):
+    records = [np.full(shape, i, np.float32) for i, shape in enumerate(shapes)]
+    nested = batchfs.store.RaggedBatch.from_records(records).to_nested()
+    assert [tuple(part.shape) for part in nested.unbind()] == shapes
+    for part, want in zip(nested.unbind(), records, strict=True):
+        assert torch.equal(part, torch.from_numpy(want))
+
+
+def test_nested_tensors_of_loaderx_shapes():
+    # loaderx 2.8.19 has uint32 shapes.
+    values, cu = np.arange(6, dtype=np.int32), np.array([0, 2, 6], np.int32)
+    shapes = np.array([[1, 2], [2, 2]], np.uint32)
+    nested = batchfs.store.RaggedBatch(*map(torch.from_numpy, (values, cu, shapes))).to_nested()
+    assert [part.tolist() for part in nested.unbind()] == [[[0, 1]], [[2, 3], [4, 5]]]
+
+
+def test_records_that_are_not_jagged():
+    records = [np.zeros((2, 3), np.int8), np.zeros((2, 4), np.int8)]
+    with pytest.raises(ValueError, match="first axis"):
+        batchfs.store.RaggedBatch.from_records(records).to_nested()
+
+
 def test_torch_tensors_are_appended(tmp_path):
     from batchfs import Allocator
     from batchfs.store import DenseStore, DenseWriter, RaggedBatch, RaggedStore, RaggedWriter

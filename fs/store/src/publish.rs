@@ -20,9 +20,13 @@ const MARK: &str = ".batchfs-tmp-";
 ///
 /// It is locked (`flock`) as long as its writer lives, whatever way that ends, which is how
 /// the next writer of the same name knows what it may clean up.
+///
+/// A child made by `fork` has a copy, and the folder stays its parent's.
 pub struct TempFolder {
     dest: PathBuf,
     path: PathBuf,
+    /// The process that writes it.
+    owner: u32,
     lock: Option<Flock<File>>,
     published: bool,
 }
@@ -63,6 +67,7 @@ impl TempFolder {
                     return Ok(Self {
                         dest: dest.into(),
                         path,
+                        owner: std::process::id(),
                         lock: Some(lock),
                         published: false,
                     });
@@ -88,11 +93,26 @@ impl TempFolder {
         &self.dest
     }
 
+    /// Whether this is the process that writes it, and no child that was forked from it.
+    pub fn is_ours(&self) -> bool {
+        self.owner == std::process::id()
+    }
+
+    pub(crate) fn check_ours(&self) -> Result<()> {
+        if self.is_ours() {
+            return Ok(());
+        }
+        let why = "its writer was made before a fork and is the parent process's".into();
+        Err(Error::Invalid { path: self.dest.clone(), why })
+    }
+
     /// Gives the folder its name. Its files must be on the disk already.
     ///
     /// # Errors
-    /// [`Error::Exists`] if `dest` has come into being meanwhile, [`Error::Io`].
+    /// [`Error::Exists`] if `dest` has come into being meanwhile, [`Error::Io`], and
+    /// [`Error::Invalid`] in a forked child.
     pub fn publish(&mut self) -> Result<()> {
+        self.check_ours()?;
         sync_folder(&self.path, &self.dest)?;
         self.rename(&self.path)?;
         self.published = true;
@@ -105,6 +125,7 @@ impl TempFolder {
     /// # Errors
     /// Those of [`publish`](Self::publish).
     pub fn publish_file(self, name: &str) -> Result<()> {
+        self.check_ours()?;
         self.rename(&self.path.join(name))?;
         sync_folder(parent(&self.dest), &self.dest)
     }
@@ -119,6 +140,11 @@ impl TempFolder {
 
 impl Drop for TempFolder {
     fn drop(&mut self) {
+        if !self.is_ours() {
+            // To unlock it would unlock the parent's, too.
+            std::mem::forget(self.lock.take());
+            return;
+        }
         if !self.published {
             let _ = fs::remove_dir_all(&self.path);
         }

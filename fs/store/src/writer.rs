@@ -99,6 +99,13 @@ impl Place {
         }
     }
 
+    fn temp(&self) -> &TempFolder {
+        match self {
+            Place::Alone(temp) => temp,
+            Place::Within { parent, .. } => parent,
+        }
+    }
+
     fn told(&self) -> PathBuf {
         match self {
             Place::Alone(temp) => temp.dest().into(),
@@ -112,8 +119,9 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Place::Within { folder, records, .. } = self
+        if let Place::Within { folder, parent, records } = self
             && records.get().is_none()
+            && parent.is_ours()
         {
             let _ = fs::remove_dir_all(folder);
         }
@@ -301,6 +309,8 @@ impl StoreWriter {
     }
 
     fn check_usable(&self) -> Result<()> {
+        // The files' positions are shared with the parent.
+        self.place.temp().check_ours()?;
         if self.failed {
             return Err(self.invalid("an earlier append failed; nothing will be published".into()));
         }

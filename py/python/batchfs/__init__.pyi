@@ -17,3 +17,23 @@ from .mounted import Dataset as Dataset
 from .mounted import open as open
 from .tokens import TokenLoader as TokenLoader
 from .tokens import merge as merge
+
+__all__ = [
+    "Allocation",
+    "Allocator",
+    "Dataset",
+    "Loader",
+    "StoreError",
+    "TokenBatch",
+    "TokenLoader",
+    "__version__",
+    "converter",
+    "dmabuf",
+    "dtypes",
+    "merge",
+    "mount",
+    "open",
+    "sampler",
+    "store",
+    "torch",
+]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from os import PathLike
-from typing import Any, Generic, SupportsIndex, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,11 @@ from typing_extensions import CapsuleType, Self
 
 _Path = str | PathLike[str]
 _Device = tuple[int, int]
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 __version__: str
 
+@final
 class DLTensor:
     """A tensor that any DLPack consumer takes without a copy."""
 
@@ -32,7 +33,7 @@ class DLTensor:
     @property
     def readonly(self) -> bool: ...
     def __len__(self) -> int: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> DLTensor: ...
+    def __getitem__(self, index: SupportsIndex | slice, /) -> DLTensor: ...
     def __dlpack__(
         self,
         *,
@@ -51,6 +52,7 @@ class DLTensor:
     def _address(self) -> int: ...
     def _as(self, name: str) -> DLTensor: ...
 
+@final
 class Service:
     def __new__(cls, path: _Path) -> Self: ...
     def hello(self) -> str: ...
@@ -61,6 +63,7 @@ class Service:
     def export(self, view: str, stream: str, step: int, face: str) -> Export: ...
     def close(self) -> None: ...
 
+@final
 class Local:
     @staticmethod
     def of(
@@ -68,6 +71,7 @@ class Local:
     ) -> Local | None: ...
     def batch(self, step: int, write: bool) -> Any: ...
 
+@final
 class Export:
     def descriptor(self) -> str: ...
     def fileno(self) -> int: ...
@@ -83,6 +87,7 @@ class RaggedFields:
     @property
     def shapes(self) -> Any: ...
 
+@final
 class Allocation:
     """Memory of an Allocator that its holder alone has."""
 
@@ -132,7 +137,7 @@ class Allocator:
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc: object) -> None: ...
 
-class _View(Generic[T]):
+class _View(Generic[_T]):
     @property
     def path(self) -> Any: ...
     @property
@@ -146,25 +151,30 @@ class _View(Generic[T]):
     @property
     def size_class(self) -> int | None: ...
     def __len__(self) -> int: ...
-    def __getitem__(self, index: Any) -> T: ...
-    def __getitems__(self, indices: Any) -> T: ...
-    def __iter__(self) -> Iterator[T]: ...
+    def __getitem__(self, index: Any, /) -> _T: ...
+    def __getitems__(self, indices: Any) -> _T: ...
+    def __iter__(self) -> Iterator[_T]: ...
 
+@final
 class DenseView(_View[DLTensor]):
     """The records of a DenseStore, to be read into an allocator's memory."""
 
     @property
     def item_shape(self) -> tuple[int, ...]: ...
 
+@final
 class RaggedView(_View[Any]):
     """The records of a RaggedStore, to be read into an allocator's memory."""
 
     @property
     def ndim(self) -> int: ...
 
+@final
 class Walk(Iterator[Any]):
     def __next__(self) -> Any: ...
+    def __length_hint__(self) -> int: ...
 
+@final
 class Store:
     def __new__(cls, path: _Path, dense: bool, verify: str) -> Self: ...
     @property
@@ -181,6 +191,7 @@ class Store:
     def bind(self, allocator: Allocator) -> Any: ...
     def close(self) -> None: ...
 
+@final
 class Writer:
     def __new__(
         cls,
@@ -198,8 +209,9 @@ class Writer:
     def append_ragged(self, values: Any, cu_seqlens: Any, shapes: Any) -> None: ...
     def records(self) -> int: ...
     def finish(self) -> None: ...
-    def abort(self) -> None: ...
+    def abort(self) -> bool: ...
 
+@final
 class DatasetWriter:
     def __new__(cls, path: _Path) -> Self: ...
     def stream(
@@ -235,6 +247,7 @@ class Steps:
     @property
     def steps_per_cycle(self) -> int: ...
 
+@final
 class Pipeline:
     def __new__(
         cls,
@@ -243,7 +256,7 @@ class Pipeline:
         *,
         workers: int,
         prefetch: int,
-        transform: Callable[[list[dict[str, Any]]], Any] | None,
+        transform: Callable[[], Any] | None,
         ordered: bool,
     ) -> Self: ...
     @staticmethod
@@ -258,6 +271,7 @@ class Pipeline:
     def position(self) -> tuple[int, int | None]: ...
     def set_position(self, delivered: int, step: int | None) -> None: ...
 
+@final
 class TokenBatch:
     """The rows of a step, and where their tokens come from."""
 
@@ -274,6 +288,7 @@ class TokenBatch:
     @property
     def document_offsets(self) -> DLTensor: ...
 
+@final
 class TokenSource:
     def __new__(
         cls,

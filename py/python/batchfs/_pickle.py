@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from ._native import Allocator, Store
 
 
@@ -9,6 +12,6 @@ def allocator(kind: str, device: int, minimum: int | None, pool: int | None) -> 
     return Allocator(kind, device, minimum_size=minimum, pool_size=pool)
 
 
-def view(path: object, dense: bool, verify: str, bound: Allocator) -> object:
+def view(path: Path, dense: bool, verify: str, bound: Allocator) -> Any:
     # The view keeps the store open.
     return Store(path, dense, verify).bind(bound)

@@ -154,7 +154,7 @@ class _Column:
         if self.struct:
             shape = array.field("shape")
             kind = _number(shape.type.value_type)
-            shapes = self._fixed(shape, [self.ndim], kind).astype(np.uint64)
+            shapes = self._fixed(shape, [self.ndim], kind or "uint64").astype(np.uint64)
             array = array.field("values")
             self._no_nulls(array)
         offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)

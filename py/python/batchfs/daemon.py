@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -37,8 +39,8 @@ class mount:
     ``memory``, ``threads``, ``verify``, ``log`` (a file), ``cached`` and ``allow_other`` are the
     options of ``batchfs mount``; ``writable`` and ``local`` are those of :func:`batchfs.open`.
 
-    The daemon is a process of its own. At the end it is unmounted; tensors that are left stay
-    valid.
+    The daemon is a process of its own. At the end of the block, or of this process, it is
+    unmounted; tensors that are left stay valid. A child made by ``fork`` leaves it as it is.
 
     Raises ``OSError`` with what the daemon said if it cannot be mounted.
     """
@@ -80,19 +82,29 @@ class mount:
         self._options += ["--cached"] * cached + ["--allow-other"] * allow_other
         self._src, self._dir = os.fspath(src), dir
         self._writable, self._local = writable, local
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: str | None = None
         self._mounted: str | None = None
+        self._owner = os.getpid()
 
     def __enter__(self) -> Dataset:
         if self._mounted is not None:
             raise RuntimeError("this mount is in use; make another one")
+        self._owner = os.getpid()
         folder = os.fspath(self._dir) if self._dir is not None else self._make_folder()
-        done = _run("mount", *self._options, "--", self._src, folder)
+        before = os.path.ismount(folder)
+        try:
+            done = _run("mount", *self._options, "--", self._src, folder)
+        except BaseException:
+            # It may have been mounted when Ctrl-C came.
+            self._mounted = folder if os.path.ismount(folder) and not before else None
+            self._end()
+            raise
         if done.returncode != 0:
             self._remove_folder()
             said = done.stderr.strip().removeprefix("batchfs: ") or f"exit code {done.returncode}"
             raise OSError(f"cannot mount {self._src}: {said}")
         self._mounted = folder
+        _MOUNTED[id(self)] = self
         try:
             return Dataset(folder, writable=self._writable, local=self._local)
         except BaseException:
@@ -103,22 +115,39 @@ class mount:
         self._end()
 
     def _end(self) -> None:
-        folder, self._mounted = self._mounted, None
-        if folder is None:
+        if self._owner != os.getpid():
             return
+        _MOUNTED.pop(id(self), None)
+        folder, self._mounted = self._mounted, None
         # Mapped batches keep it busy in cached mode; lazily it goes when the last of them does.
-        if _run("umount", "--", folder).returncode != 0:
+        if folder is not None and _run("umount", "--", folder).returncode != 0:
             _run("umount", "--lazy", "--", folder)
         self._remove_folder()
 
     def _make_folder(self) -> str:
-        self._temporary = tempfile.TemporaryDirectory(prefix="batchfs-")
-        return self._temporary.name
+        self._temporary = tempfile.mkdtemp(prefix="batchfs-")
+        return self._temporary
 
     def _remove_folder(self) -> None:
         folder, self._temporary = self._temporary, None
         if folder is not None:
-            folder.cleanup()
+            # Never what is in it: if it could not be unmounted, that is the dataset.
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a mount does not pickle, as it ends where it began; the Dataset does")
+
+
+# What is mounted goes on when the object is forgotten, whose Dataset may be in use, until the end
+# of the process.
+_MOUNTED: dict[int, mount] = {}
+
+
+@atexit.register
+def _end_all() -> None:
+    for mounted in list(_MOUNTED.values()):
+        mounted._end()
 
 
 def _text(key: str, value: Any) -> str:

@@ -59,7 +59,29 @@ supported = (
 _BY_NAME = {dtype.name: dtype for dtype in supported}
 _FOREIGN = {dtype for dtype in supported if dtype.type.__module__.startswith("ml_dtypes")}
 
-__all__ = ["supported", *_BY_NAME]
+__all__ = [
+    "supported",
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
 
 
 def _name(value: Any) -> str:
@@ -70,6 +92,8 @@ def _name(value: Any) -> str:
     if isinstance(value, str) and value in _BY_NAME:
         return value
     try:
+        if value is None:  # which NumPy takes for float64
+            raise TypeError
         dtype = np.dtype(value)
     except (TypeError, ValueError):
         raise TypeError(f"{value!r} is no dtype; batchfs.dtypes has those there are") from None

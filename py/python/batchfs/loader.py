@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._native import Pipeline
@@ -13,12 +14,31 @@ from ._numbers import MOST_THREADS, integer
 __all__ = ["Loader"]
 
 
-def _end(pipeline: Pipeline, threads: list[threading.Thread]) -> None:
+# Seconds that a forgotten loader, or the end of the interpreter, waits for a transform.
+_PATIENCE = 5.0
+
+
+class _Held:
+    """What keeps a transform, for the threads to know it weakly."""
+
+    __slots__ = ("__weakref__", "call")
+
+    def __init__(self, call: Callable[[list[dict[str, Any]]], Any]) -> None:
+        self.call = call
+
+
+def _end(
+    pipeline: Pipeline, threads: list[threading.Thread], patience: float | None = _PATIENCE
+) -> None:
     pipeline.stop()
+    if threading.current_thread() in threads:
+        # A transform lets go of its loader, or is where the garbage collector runs.
+        return
+    end = None if patience is None else time.monotonic() + patience
     for thread in threads:
-        # A child made by fork has none of them; a transform that lets go of its loader is one.
-        if thread.is_alive() and thread is not threading.current_thread():
-            thread.join()
+        # A child made by fork has none of them.
+        if thread.is_alive():
+            thread.join(None if end is None else max(0.0, end - time.monotonic()))
 
 
 class Loader:
@@ -30,8 +50,8 @@ class Loader:
     for dense streams, a ``RaggedBatch`` for ragged ones.
 
     ``sampler`` is a :class:`~batchfs.sampler.Sampler` or any object whose ``next()`` returns record
-    indices; ``StopIteration`` from it ends the loader. ``transform`` gets the list of a step, and
-    what it returns is delivered.
+    indices; ``StopIteration`` from it ends the loader. It may draw from fewer records than there
+    are, the first ones. ``transform`` gets the list of a step, and what it returns is delivered.
 
     With ``workers=0`` all of it happens in ``next()``. Otherwise ``workers`` threads draw, gather
     and transform ahead; at most ``workers + prefetch`` batches are alive that were not delivered.
@@ -39,13 +59,14 @@ class Loader:
     ``ordered=False`` as they are ready.
 
     An exception, of ``transform`` or for a damaged record, is raised by the ``next()`` whose batch
-    it was. That batch counts as delivered, and the loader goes on with the one after it.
+    it was. That batch counts as delivered, and the loader goes on with the one after it. Ctrl-C
+    while ``next()`` waits or works is no such error: its batch is the next one again.
 
     ``state_dict()`` says how many batches were *delivered*; what was made ahead does not count.
 
     The loader closes neither sampler nor views. It ends its threads when it is closed, forgotten,
-    or the interpreter ends. After a ``fork`` it works in the child with ``workers=0`` and raises
-    ``RuntimeError`` otherwise.
+    or the interpreter ends. After a ``fork`` it works in the child with ``workers=0``, unless
+    another thread was in ``next()`` then, and raises ``RuntimeError`` otherwise.
     """
 
     def __init__(
@@ -66,17 +87,19 @@ class Loader:
         self.ordered = bool(ordered)
         if transform is not None and not callable(transform):
             raise TypeError("transform is a callable that takes the list of shards")
+        # The threads know the pipeline, and it neither the loader nor, but weakly, the transform,
+        # so that a forgotten loader can end them.
+        self._held = None if transform is None else _Held(transform)
         self._pipeline = Pipeline(
             self.streams,
             sampler,
             workers=self.workers,
             prefetch=self.prefetch,
-            transform=transform,
+            transform=None if transform is None else weakref.ref(self._held),
             ordered=self.ordered,
         )
         self.shard_count = self._pipeline.shard_count
         """Positions: the length of the list of a step."""
-        # The threads know the pipeline and not the loader, so that a forgotten one can end them.
         self.threads = [
             threading.Thread(target=self._pipeline.work, name=f"batchfs-loader-{i}", daemon=True)
             for i in range(self.workers)
@@ -107,34 +130,62 @@ class Loader:
         """
         delivered, step = self._pipeline.position()
         seekable = step is not None or hasattr(self.sampler, "seek")
-        state = {"version": 1, "delivered": delivered, "step": step, "seekable": seekable}
+        return {
+            "version": 1,
+            "delivered": delivered,
+            "step": step,
+            "seekable": seekable,
+            **self._order(),
+        }
+
+    def _order(self) -> dict[str, Any]:
+        """What a sampler says of its order: its spec and how many records it draws from."""
         spec = getattr(self.sampler, "spec", None)
-        return {**state, "spec": spec} if isinstance(spec, str) else state
+        if not isinstance(spec, str):
+            return {}
+        length = getattr(self.sampler, "length", None)
+        return {"spec": spec, "length": length} if isinstance(length, int) else {"spec": spec}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state: the next batch is the one after those that were delivered.
 
-        What was made ahead is thrown away. Raises ``ValueError`` for the state of another spec,
-        ``RuntimeError`` if the sampler has no ``seek(step)``.
+        What was made ahead is thrown away. Raises ``ValueError`` for what is no state, and for that
+        of another spec or number of records, ``RuntimeError`` if the sampler has no ``seek(step)``.
         """
-        if state.get("version") != 1:
-            raise ValueError(f"this is no state of a Loader: version {state.get('version')!r}")
-        spec = getattr(self.sampler, "spec", None)
-        if "spec" in state and state["spec"] != spec:
-            raise ValueError(f"the state is of spec {state['spec']!r}, the sampler's is {spec!r}")
-        step = state["step"]
-        delivered = integer(state["delivered"], "delivered")
-        self._pipeline.set_position(delivered, None if step is None else integer(step, "step"))
+        if not isinstance(state, Mapping) or state.get("version") != 1:
+            raise ValueError(f"this is no state of a Loader: {state!r}")
+        own = self._order()
+        for key in ("spec", "length"):
+            # States of earlier versions have no length.
+            if state.get(key) != own.get(key) and (key in state or key == "spec"):
+                raise ValueError(
+                    f"the state is of a sampler with {key} {state.get(key)!r}, "
+                    f"this one's is {own.get(key)!r}"
+                )
+        delivered, step = (_place(state.get(key), key) for key in ("delivered", "step"))
+        if delivered is None:
+            raise ValueError(f"this is no state of a Loader: {state!r}")
+        self._pipeline.set_position(delivered, step)
 
     def close(self) -> None:
-        """Ends the threads and throws away what was made ahead. A second call does nothing."""
-        self._finalizer()
+        """Ends the threads and throws away what was made ahead. A second call does nothing.
+
+        It waits for a ``transform`` that is at work, unless that is who calls it.
+        """
+        self._finalizer.detach()
+        _end(self._pipeline, self.threads, None)
 
     def __enter__(self) -> Loader:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _place(value: Any, name: str) -> int | None:
+    if value is not None and not (type(value) is int and 0 <= value < 2**64):
+        raise ValueError(f"this is no state of a Loader: {name} is {value!r}")
+    return value
 
 
 def _views(name: str, views: Any) -> list[Any]:

@@ -125,7 +125,10 @@ class Dataset:
         """
         if self._tokens is not None:
             name = self._root / "index" / f"{_number(step)}.npy"
-            pieces = np.load(name)
+            try:
+                pieces = np.load(name)
+            except OSError as e:
+                raise self._explain(e, str(name.relative_to(self.path))) from None
             return pieces[pieces[:, 0] >= 0]
         handed = self._handed("index", _number(step))
         if handed:

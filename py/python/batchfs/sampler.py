@@ -6,6 +6,8 @@ import enum
 import operator
 from typing import Any
 
+import numpy as np
+
 from . import _native
 from ._numbers import integer
 
@@ -29,6 +31,8 @@ class Sampler(_native.Steps):
     Raises ``ValueError`` for what does not fit, such as a batch larger than ``length`` in another
     mode than ``IID``, which would repeat records within a batch.
     """
+
+    _args: tuple[Any, ...]
 
     class Mode(enum.IntEnum):
         """How records are chosen."""
@@ -64,12 +68,16 @@ class Sampler(_native.Steps):
         self._args = args
         return self
 
+    def at(self, step: int) -> np.ndarray:
+        """The record ids of any step (0 to 2^64 - 1), in an array of its own. Changes nothing."""
+        return super().at(_number(step, "step", 0))
+
     def seek(self, step: int) -> None:
         """Makes ``step`` (0 to 2^64 - 1) the next one, at once."""
         super().seek(integer(step, "step"))
 
     def state_dict(self) -> dict[str, Any]:
-        """The spec, the length and the next step."""
+        """The spec, the length and the next step, which is ``None`` after the last one of all."""
         return {"spec": self.spec, "length": self.length, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -80,7 +88,7 @@ class Sampler(_native.Steps):
                     f"the state is of a sampler with {key}={state[key]!r}, "
                     f"this one has {getattr(self, key)!r}"
                 )
-        self.seek(state["step"])
+        _go_to(self, state["step"])
 
     def __reduce__(self) -> tuple:
         return _made, (type(self), self._args, self.step)
@@ -92,5 +100,13 @@ class Sampler(_native.Steps):
 def _made(kind: type, args: tuple, step: int) -> Sampler:
     length, batch, mode, seed, rank, world, remainder = args
     made = kind(length, batch, mode, seed, rank=rank, world=world, remainder=remainder)
-    made.seek(step)
+    _go_to(made, step)
     return made
+
+
+def _go_to(sampler: Sampler, step: int | None) -> None:
+    if step is None:
+        sampler.seek(_MOST)
+        _native.Steps.next(sampler)
+    else:
+        sampler.seek(step)

@@ -90,7 +90,9 @@ class RaggedBatch(_native.RaggedFields):
         from ._convert import as_torch
 
         values, cu, shapes = map(as_torch, (self.values, self.cu_seqlens, self.shapes))
-        inner = shapes.view(torch.int64)[:, 1:]
+        wide = shapes.element_size() == 8
+        shapes = shapes.view(torch.int64) if wide else shapes.to(torch.int64)
+        inner = shapes[:, 1:]
         if len(inner) and bool((inner != inner[0]).any()):
             raise ValueError(
                 "only records that differ in their first axis alone make a jagged tensor"
@@ -98,11 +100,9 @@ class RaggedBatch(_native.RaggedFields):
         offsets = cu.to(torch.int64)
         if inner.shape[1]:
             shape = [int(n) for n in inner[0]] if len(inner) else [0] * inner.shape[1]
-            each = 1
-            for n in shape:
-                each *= n
-            values = values.reshape(-1, *shape)
-            offsets = offsets // max(each, 1)
+            # Not of cu_seqlens, which tell nothing of records that have another axis of 0.
+            offsets = torch.nn.functional.pad(shapes[:, 0].cumsum(0), (1, 0))
+            values = values.reshape(int(offsets[-1]), *shape)
         return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
 
     def __repr__(self) -> str:
@@ -230,7 +230,6 @@ class _Writer:
         data_shards: int,
         level: int,
     ) -> None:
-        self._native = None
         self._made: list[Path] = []
         if codec not in CODECS:
             raise ValueError(f"unknown codec {codec!r}; there are {', '.join(CODECS)}")
@@ -238,6 +237,7 @@ class _Writer:
             raise ValueError("codec='zstd_dict' needs dict_bytes, which train_dict makes")
         if codec != "zstd_dict" and dict_bytes is not None:
             raise ValueError("dict_bytes are for codec='zstd_dict' alone")
+        dictionary = None if dict_bytes is None else bytes(memoryview(dict_bytes))
         shards = _integer(data_shards, "data_shards")
         within(shards, "data_shards", 1, MAX_DATA_SHARDS)
         effort = _integer(level, "level")
@@ -257,7 +257,7 @@ class _Writer:
                 ndim=ndim,
                 codec=codec,
                 level=effort,
-                dictionary=None if dict_bytes is None else bytes(dict_bytes),
+                dictionary=dictionary,
                 shards=shards,
             )
         except BaseException:
@@ -293,9 +293,12 @@ class _Writer:
             raise
 
     def abort(self) -> None:
-        """Ends the writer without a store. A writer that is forgotten does the same."""
-        self._native.abort()
-        self._remove_parents()
+        """Ends the writer without a store. A writer that is forgotten does the same.
+
+        In a child made by ``fork`` it does nothing: the writer is the parent's.
+        """
+        if self._native.abort():
+            self._remove_parents()
 
     def __len__(self) -> int:
         """Records appended so far."""
