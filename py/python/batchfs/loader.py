@@ -183,9 +183,11 @@ class Loader:
 
 
 def _place(value: Any, name: str) -> int | None:
-    if value is not None and not (type(value) is int and 0 <= value < 2**64):
+    if value is None:
+        return None
+    if type(value) is not int:
         raise ValueError(f"this is no state of a Loader: {name} is {value!r}")
-    return value
+    return integer(value, name)
 
 
 def _views(name: str, views: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """Datasets that are mounted: the batches of a mount as tensors.
 
-Nothing runs in this process for it: a batch is a file that is mapped. A small one is copied from the
-records themselves where this process can read them, which takes less time than to open a file.
+Nothing runs in this process for it: a batch is a file that is mapped. A small one is copied from
+the records themselves where this process can read them, which takes less time than to open a file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def open(path: str | os.PathLike[str], *, writable: bool = True, local: bool = T
     With ``writable`` the tensors may be written to: pages that are become this process's own, and
     nobody else sees it. Otherwise they are read-only, which consumers of DLPack 1.x are told.
 
-    With ``local`` batches of up to 1 MiB of uncompressed records are copied from the mount's source, if
-    this process finds it and may read it: they are the same, sooner. Otherwise all come from the mount.
+    With ``local`` batches of up to 1 MiB of uncompressed records are copied from the mount's
+    source, if this process finds it and may read it: they are the same, sooner. Otherwise all
+    come from the mount.
 
     Raises ``FileNotFoundError`` if no mount is there, ``OSError`` if its daemon is gone.
     """
@@ -74,8 +75,8 @@ class Dataset:
         except OSError as e:
             raise self._explain(e, "") from None
         self._view = _spec
-        # Cached mode copies, and what the kernel passes through is in new memory each time. The service
-        # hands out the pages themselves, and fills them again.
+        # Cached mode copies, and what the kernel passes through is in new memory each time. The
+        # service hands out the pages themselves, and fills them again.
         link = self.path / ".batchfs" / "service.sock"
         self._service = _native.Service(link) if self.config.get("service") else None
         self.spec: str = _spec or self.config["spec"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._numbers import integer
+from ._numbers import MOST, integer
 
 __all__ = ["Sampler"]
 
@@ -70,7 +70,7 @@ class Sampler(_native.Steps):
 
     def at(self, step: int) -> np.ndarray:
         """The record ids of any step (0 to 2^64 - 1), in an array of its own. Changes nothing."""
-        return super().at(_number(step, "step", 0))
+        return super().at(integer(step, "step"))
 
     def seek(self, step: int) -> None:
         """Makes ``step`` (0 to 2^64 - 1) the next one, at once."""
@@ -106,7 +106,7 @@ def _made(kind: type, args: tuple, step: int) -> Sampler:
 
 def _go_to(sampler: Sampler, step: int | None) -> None:
     if step is None:
-        sampler.seek(_MOST)
+        sampler.seek(MOST)
         _native.Steps.next(sampler)
     else:
         sampler.seek(step)
