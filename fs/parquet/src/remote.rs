@@ -249,7 +249,12 @@ impl Inner {
                     source: io::Error::new(io::ErrorKind::PermissionDenied, NO_CREDENTIALS),
                 };
             }
-            _ if why.contains("imed out") || why.contains("imeout") => io::ErrorKind::TimedOut,
+            // An answer came, though not the one that was wanted, and how long it was tried is said, too.
+            _ if why.replace("retry_timeout", "").contains("imeout")
+                || why.contains("imed out") =>
+            {
+                io::ErrorKind::TimedOut
+            }
             _ => io::ErrorKind::Other,
         };
         Error::Io { path: self.name(key).into(), action, source: io::Error::new(kind, why) }
