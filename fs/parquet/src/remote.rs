@@ -231,6 +231,8 @@ impl Inner {
             }
             cause = next.source();
         }
+        // What a server says can have a token in it that is not among the settings.
+        why = in_words(&why);
         for secret in &self.secrets {
             why = why.replace(secret, "***");
         }
@@ -372,6 +374,32 @@ impl Inner {
     }
 }
 
+/// The code and the message of each answer of a server in `text`, instead of its XML.
+fn in_words(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(begin) = ["<?xml", "<Error"].iter().filter_map(|tag| rest.find(tag)).min() {
+        let (before, body) = rest.split_at(begin);
+        let end = ["</ErrorResponse>", "</Error>"].iter().find_map(|tag| {
+            let at = body.find(tag)?;
+            Some(at + tag.len())
+        });
+        let (body, after) = body.split_at(end.unwrap_or(body.len()));
+        let part = |name: &str| {
+            let (_, inner) = body.split_once(&format!("<{name}>"))?;
+            Some(inner.split_once('<')?.0.trim())
+        };
+        let parts = [part("Code"), part("Message")];
+        let parts: Vec<&str> =
+            parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
+        out.push_str(before);
+        out.push_str(&parts.join(", "));
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
 /// Waits for `work` as long as `patience`, and a second more for each [`PACE`] bytes of those that
 /// `came` meanwhile. `None` if that was not enough.
 async fn within<T>(
@@ -509,6 +537,19 @@ mod tests {
         assert_eq!(trickle(1000 * PACE, 20), Some(20_000 * PACE));
         assert_eq!(trickle(0, 1_000_000), None);
         assert_eq!(trickle(1, 1_000_000), None);
+    }
+
+    #[test]
+    fn answers_are_told_without_what_else_is_in_them() {
+        let xml = "<?xml version=\"1.0\"?>\n<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message><Token-0>FwoGZXIvYXdzEJr</Token-0></Error>";
+        let said = in_words(&format!("after 2 tries: 400 Bad Request: {xml}: 400: {xml}"));
+        let told = "ExpiredToken, The provided token has expired.";
+        assert_eq!(said, format!("after 2 tries: 400 Bad Request: {told}: 400: {told}"));
+        let sts = "403: <ErrorResponse xmlns=\"x\"><Error><Type>Sender</Type><Code>InvalidIdentityToken</Code></Error><RequestId>1</RequestId></ErrorResponse> end";
+        assert_eq!(in_words(sts), "403: InvalidIdentityToken end");
+        assert_eq!(in_words("503: <Error></Error>"), "503: ");
+        assert_eq!(in_words("403: <Error><Code>Cut</Code><Token-0>abc"), "403: Cut");
+        assert_eq!(in_words("operation timed out"), "operation timed out");
     }
 
     #[test]
