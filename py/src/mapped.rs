@@ -1,6 +1,5 @@
 //! Files of a mount, mapped.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -9,14 +8,14 @@ use batchfs_store::DType;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::sys::{Memory, of_file};
+use crate::sys::{Memory, of_file, open};
 use crate::tensor::{DLTensor, Tensor, elements};
 use crate::{dtypes, errors};
 
 const ALIGN: usize = 64;
 
 fn map(path: &Path, write: bool) -> io::Result<Option<Memory>> {
-    let file = File::open(path)?;
+    let file = open(path)?;
     match file.metadata()?.size() as usize {
         0 => Ok(None),
         len => of_file(&file, len, write).map(Some),
@@ -24,7 +23,13 @@ fn map(path: &Path, write: bool) -> io::Result<Option<Memory>> {
 }
 
 fn mapped(py: Python<'_>, path: &Path, write: bool) -> PyResult<Memory> {
-    let done = py.detach(|| map(path, write));
+    let done = loop {
+        match py.detach(|| map(path, write)) {
+            // Ctrl-C, for one, while the batch is being made.
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => py.check_signals()?,
+            done => break done,
+        }
+    };
     let memory = done.map_err(|e| errors::os(path, "cannot map", &e))?;
     memory.ok_or_else(|| PyValueError::new_err(format!("{}: is empty", path.display())))
 }

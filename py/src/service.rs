@@ -80,7 +80,9 @@ impl Service {
         loop {
             let client = self.take()?;
             match ask(&client) {
-                Err(ClientError::Gone(e)) if fresh => return Err(e.into()),
+                Err(ClientError::Gone(e)) if fresh || e.kind() == io::ErrorKind::Interrupted => {
+                    return Err(e.into());
+                }
                 // The daemon may have been started again meanwhile.
                 Err(ClientError::Gone(_)) => {
                     fresh = true;
@@ -104,9 +106,24 @@ impl Service {
 
     fn fetch(&self, wanted: &Wanted) -> Result<(Descriptor, OwnedFd, Lease), ClientError> {
         let generation = sys::generation();
-        let (export, client) = self.with(|client| client.export(wanted))?;
+        let (export, client) = self.with(|client| client.export_unless_interrupted(wanted))?;
         let number = export.descriptor.lease;
         Ok((export.descriptor, export.file, Lease { number, client, generation }))
+    }
+
+    /// Calls `work`, which waits, without the interpreter, and again after a signal that raised nothing.
+    fn waiting<T: Send>(
+        py: Python<'_>,
+        work: impl Fn() -> Result<T, ClientError> + Sync,
+    ) -> PyResult<Result<T, ClientError>> {
+        loop {
+            match py.detach(&work) {
+                Err(ClientError::Gone(e)) if e.kind() == io::ErrorKind::Interrupted => {
+                    py.check_signals()?;
+                }
+                done => return Ok(done),
+            }
+        }
     }
 
     fn raised(&self, error: &ClientError) -> PyErr {
@@ -183,12 +200,12 @@ impl Service {
         write: bool,
     ) -> PyResult<Option<Vec<(String, DLTensor)>>> {
         let wanted = Wanted { view, stream, step, ..Wanted::default() };
-        let got = py.detach(|| {
-            let (descriptor, file, lease) = self.fetch(&wanted).ok()?;
-            let memory = mapped(&descriptor, &File::from(file), write, lease).ok()?;
-            Some((descriptor, memory))
-        });
-        got.map(|(descriptor, memory)| tensors(&descriptor, &memory, write)).transpose()
+        let got = Service::waiting(py, || {
+            let (descriptor, file, lease) = self.fetch(&wanted)?;
+            let memory = mapped(&descriptor, &File::from(file), write, lease)?;
+            Ok((descriptor, memory))
+        })?;
+        got.ok().map(|(descriptor, memory)| tensors(&descriptor, &memory, write)).transpose()
     }
 
     /// A batch with its descriptor.
@@ -201,7 +218,7 @@ impl Service {
         face: String,
     ) -> PyResult<Export> {
         let wanted = Wanted { view, stream, step, face, ..Wanted::default() };
-        let got = py.detach(|| self.fetch(&wanted)).map_err(|e| self.raised(&e))?;
+        let got = Service::waiting(py, || self.fetch(&wanted))?.map_err(|e| self.raised(&e))?;
         let (descriptor, file, lease) = got;
         let held = Some((File::from(file), Arc::new(lease)));
         Ok(Export { descriptor, held: Mutex::new(held) })

@@ -4,6 +4,8 @@ import pickle
 
 import batchfs
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from token_files import SPEC
 
@@ -67,6 +69,31 @@ def test_the_index_has_the_pieces(mounted):
     assert pieces[:, 0].tolist() == batch.document_ids.numpy().tolist()
     assert pieces[:, 1].tolist() == batch.document_offsets.numpy().tolist()
     assert pieces[:, 2].tolist() == np.diff(batch.cu_seqlens.numpy()).tolist()
+
+
+def test_columns_budgets_and_mixtures(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHFS_CACHE_DIR", str(tmp_path / "cache"))
+    settings = {"lanes": 4, "window": 2, "seq_len": 8}
+    places = {}
+    for number, name in enumerate("ab"):
+        docs = [[number * 1000 + i] * 20 for i in range(40)]
+        ids = pa.array(docs, pa.list_(pa.int32()))
+        places[name] = tmp_path / f"{name}, x.parquet"
+        pa.parquet.write_table(pa.table({"ids": ids}), places[name], row_group_size=10)
+    with batchfs.TokenLoader(places["a"], column="ids", **settings) as loader:
+        want = loader.next().tokens.numpy()
+    with batchfs.mount(places["a"], column="ids", budget=1 << 20, **settings) as ds:
+        assert np.array_equal(ds["tokens"].batch[0].numpy(), want)
+    with pytest.raises(OSError, match="the budget is 10"):
+        batchfs.mount(places["a"], column="ids", budget=10, **settings).__enter__()
+    mix = {"a": 0.75, "b": 0.25}
+    with batchfs.TokenLoader(places, mix=mix, column="ids", **settings) as loader:
+        want = [loader.next().tokens.numpy() for _ in range(4)]
+    with batchfs.mount(places, mix=mix, column="ids", **settings) as ds:
+        for step, rows in enumerate(want):
+            assert np.array_equal(ds["tokens"].batch[step].numpy(), rows)
+    with pytest.raises(TypeError, match="mixture"):
+        batchfs.mount(places, column="ids", **settings)
 
 
 def test_tokens_without_a_sign(mounted):

@@ -1,5 +1,6 @@
 """Token streams from an S3 server, in this process."""
 
+import contextlib
 import json
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import batchfs
@@ -102,6 +104,52 @@ except KeyboardInterrupt:
     assert "read\\n" in [open(task).read() for task in tasks], "it was waited for"
     print("interrupted", flush=True)
 """
+
+
+MOUNTED = """
+import sys, batchfs
+ds = batchfs.open(sys.argv[1])
+assert ds["tokens"].batch[0].shape == (6, 16)
+try:
+    print("waits", flush=True)
+    ds["tokens"].batch[int(sys.argv[2])]
+except KeyboardInterrupt:
+    assert ds["tokens"].batch[0].shape == (6, 16)
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.usefixtures("fuse")
+@pytest.mark.parametrize("cached", [False, True], ids=["best", "cached"])
+def test_who_waits_for_a_mounted_batch_can_leave(served, cached):
+    _, options = served
+    relay = Relay(options["endpoint"])
+    options = {**options, "endpoint": relay.endpoint}
+    with batchfs.mount(
+        "s3://bucket/data", cached=cached, storage_options=options, **SETTINGS
+    ) as ds:
+        for command in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                assert (
+                    SECRET.encode() not in command.read_bytes() or b"s3s-fs" in command.read_bytes()
+                )
+        child = subprocess.Popen(
+            [sys.executable, "-c", MOUNTED, str(ds.path), str(ds.steps_per_cycle // 2)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            ds["tokens"].batch[0]
+            relay.goes_on.clear()
+            assert child.stdout.readline() == "waits\n"
+            time.sleep(0.5)
+            child.send_signal(signal.SIGINT)
+            assert child.stdout.readline() == "interrupted\n"
+            assert child.wait(60) == 0
+        finally:
+            relay.goes_on.set()
+            child.kill()
+            child.wait(30)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

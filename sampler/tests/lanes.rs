@@ -106,26 +106,50 @@ proptest! {
     }
 
     #[test]
-    fn a_piece_is_whole_and_in_order_within_its_lane((spec, groups) in data()) {
+    fn a_document_is_one_piece_in_each_lane_that_has_some_of_it((spec, groups) in data()) {
         let order = lanes(spec, &groups);
-        let steps = order.first_step(1).unwrap();
-        let mut joined = vec![Vec::<(u64, u64, u64)>::new(); spec.lanes as usize];
+        let total = order.epoch_tokens();
+        let steps = (2 * total / (spec.lanes * spec.seq_len) + 2).min(300);
+        let mut runs = vec![Vec::new(); spec.lanes as usize];
         for step in 0..steps {
-            for (joined, row) in joined.iter_mut().zip(rows(&order, &groups, step)) {
-                for (document, at, len) in row {
-                    match joined.last_mut() {
-                        Some(last) if last.0 == document && last.1 + last.2 == at => last.2 += len,
-                        _ => joined.push((document, at, len)),
-                    }
-                }
+            for (run, row) in runs.iter_mut().zip(rows(&order, &groups, step)) {
+                run.extend(tokens(&row));
             }
         }
-        // In a lane, a document comes as one piece: what was cut by rows joins again. The last row
-        // can hold tokens of the next epoch, which may bring one of them a second time.
-        for run in joined {
-            let run = &run[..run.len().saturating_sub(1)];
-            let documents: BTreeSet<u64> = run.iter().map(|piece| piece.0).collect();
-            prop_assert!(run.len() - documents.len() <= spec.seq_len as usize);
+        let had = |lane: u64, epoch: u64| ((epoch * total + lane) / spec.lanes) as usize;
+        for epoch in 0..2 {
+            // Begin, length and lane of each piece of a document.
+            let mut pieces: BTreeMap<u64, Vec<(u64, u64, u64)>> = BTreeMap::new();
+            let mut complete = true;
+            for (lane, run) in (0..).zip(&runs) {
+                let Some(own) = run.get(had(lane, epoch)..had(lane, epoch + 1)) else {
+                    complete = false;
+                    continue;
+                };
+                let mut met = BTreeSet::new();
+                for piece in own.chunk_by(|a, b| a.0 == b.0 && a.1 + 1 == b.1) {
+                    let (document, begin) = piece[0];
+                    prop_assert!(met.insert(document), "it comes in two pieces");
+                    let one = (begin, piece.len() as u64, lane);
+                    pieces.entry(document).or_default().push(one);
+                }
+            }
+            if !complete {
+                continue;
+            }
+            // Together they are the document, and neighbouring lanes have neighbouring pieces.
+            for (document, &len) in (0..).zip(groups.iter().flatten()) {
+                let mut own = pieces.remove(&document).unwrap_or_default();
+                own.sort_unstable();
+                let mut end = 0;
+                for &(begin, len, _) in &own {
+                    prop_assert_eq!(begin, end);
+                    end += len;
+                }
+                prop_assert_eq!(end, u64::from(len));
+                prop_assert!(own.windows(2).all(|pair| pair[0].2 < pair[1].2));
+            }
+            prop_assert!(pieces.is_empty());
         }
     }
 

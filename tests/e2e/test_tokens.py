@@ -88,6 +88,104 @@ def test_each_step_says_where_its_tokens_come_from(box):
             assert shown.stdout.encode() == m.read(f"tokens/batch/{step}.json")
 
 
+def by_all_means(folder) -> list[list]:
+    """Files of all codecs, pages and encodings that the writers have; their row groups in order."""
+    import duckdb
+    import polars as pl
+
+    folder.mkdir(parents=True)
+    made = {}
+
+    def kept(name: str, kind, **options) -> None:
+        docs = documents(len(made), 40, mean=12, first=100 * len(made))
+        docs[3] = None
+        if kind in (pa.int8(), pa.uint16()):
+            docs = [doc and [token % 120 for token in doc] for doc in docs]
+        made[f"{name}.parquet"] = by_pyarrow(
+            folder / f"{name}.parquet", docs, pa.list_(kind), group=15, **options
+        )
+
+    for codec in ("none", "snappy", "gzip", "brotli", "lz4", "zstd"):
+        for version in ("1.0", "2.0"):
+            options = {"compression": codec, "data_page_version": version}
+            kept(f"pa-{codec}-{version}", pa.int32(), data_page_size=64, **options)
+    for encoding in ("PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"):
+        for kind in (pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64()):
+            options = {
+                "use_dictionary": False,
+                "column_encoding": {"tokens.list.element": encoding},
+            }
+            kept(f"pa-{encoding}-{kind}", kind, **options)
+    kept("pa-dictionary-overflows", pa.int32(), data_page_size=32, dictionary_pagesize_limit=64)
+    kept("pa-indexed", pa.int32(), write_page_index=True, write_statistics=False, version="1.0")
+
+    def written(name: str, docs: list) -> None:
+        path = folder / f"{name}.parquet"
+        groups, at = [], 0
+        meta = pq.ParquetFile(path).metadata
+        for i in range(meta.num_row_groups):
+            groups.append(docs[at : at + meta.row_group(i).num_rows])
+            at += len(groups[-1])
+        made[path.name] = groups
+
+    with duckdb.connect() as connection:
+        for codec in ("uncompressed", "snappy", "gzip", "zstd", "brotli", "lz4_raw"):
+            for version in ("V1", "V2"):
+                docs = documents(len(made), 40, mean=12, first=100 * len(made))
+                connection.register("source", table(docs))
+                target = folder / f"duck-{codec}-{version}.parquet"
+                options = f"FORMAT parquet, COMPRESSION {codec}, PARQUET_VERSION {version}"
+                connection.execute(f"COPY (SELECT * FROM source) TO '{target}' ({options})")
+                written(target.stem, docs)
+    for codec in ("uncompressed", "snappy", "gzip", "brotli", "lz4", "zstd"):
+        docs = documents(len(made), 40, mean=12, first=100 * len(made))
+        frame = pl.DataFrame({"tokens": pl.Series(docs, dtype=pl.List(pl.Int32))})
+        frame.write_parquet(folder / f"pl-{codec}.parquet", compression=codec, row_group_size=15)
+        written(f"pl-{codec}", docs)
+    docs = [[d * 100 + i for i in range(8)] for d in range(40)]
+    frame = pl.DataFrame({"tokens": pl.Series(docs, dtype=pl.Array(pl.Int32, 8))})
+    frame.write_parquet(folder / "pl-array.parquet")
+    written("pl-array", docs)
+    return [group for name in sorted(made) for group in made[name]]
+
+
+def test_whatever_writers_make_is_read(box):
+    groups = by_all_means(box.path / "data")
+    spec = "lanes=4,window=40,seq_len=64,seed=3"
+    expected = Expected(spec, groups)
+    with box.mount(box.path / "data", spec=spec) as m:
+        for step in range(m.config()["steps_per_cycle"]):
+            got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4").reshape(4, 64)
+            np.testing.assert_array_equal(got, expected.rows(step), err_msg=f"step {step}")
+
+
+def test_row_groups_of_any_size_are_taken(box):
+    """None of rows, one of one row, and a very large one, in any order."""
+    docs = documents(1, 320, mean=8)
+    path = box.path / "data/x.parquet"
+    path.parent.mkdir()
+    groups, at = [], 0
+    with pq.ParquetWriter(path, table([[1]]).schema) as writer:
+        for count in (0, 1, 0, 0, 280, 2, 37, 0):
+            part = docs[at : at + count]
+            whole = table(part).cast(table([[1]]).schema)
+            writer.write_table(whole, row_group_size=max(count, 1))
+            groups.append(part)
+            at += count
+    assert [pq.ParquetFile(path).metadata.row_group(i).num_rows for i in (0, 4, 7)] == [0, 280, 0]
+    spec = "lanes=3,window=2,seq_len=16,seed=5"
+    expected = Expected(spec, groups)
+    told = json.loads(box.run("index", path, "--json").stdout)
+    assert (told["row_groups"], told["documents"]) == (8, 320)
+    with box.mount(path.parent, spec=spec) as m:
+        for step in [*range(m.config()["steps_per_cycle"] + 2), 10**9]:
+            got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4").reshape(3, 16)
+            np.testing.assert_array_equal(got, expected.rows(step), err_msg=f"step {step}")
+        for number in (0, 1, 319):
+            want = np.array(docs[number], "<i4").tobytes()
+            assert m.read(f"tokens/record/{number}") == want
+
+
 def test_documents_are_records(box):
     groups = mixed(box.path / "data")
     docs = [doc for group in groups for doc in group]
@@ -353,6 +451,34 @@ def test_a_file_that_changes_is_an_error_never_a_mix(box):
         assert "a.parquet" in m.errors() and "has changed" in m.errors()
         (box.path / "data/a.parquet").unlink()
         assert errno_of((m / f"tokens/batch/{step + 1}").read_bytes) == "EIO"
+
+
+def test_what_tells_one_version_of_a_file_from_another(box):
+    """Size and time while it is mounted, the footer from mount to mount; nothing sees more."""
+    path = box.path / "data/a.parquet"
+    options = {"use_dictionary": False, "compression": "none", "write_statistics": False}
+    first = [[10 * d + i for i in range(9)] for d in range(100)]
+    second = [[token + 5000 for token in doc] for doc in first]
+    by_pyarrow(path, first, group=10, **options)
+    before, footer = path.stat(), path.read_bytes()[-200:]
+    spec = "lanes=1,window=1,seq_len=9"
+    with box.mount(box.path / "data", spec=spec) as m:
+        assert max(np.frombuffer(m.read("tokens/batch/0"), "<i4")) < 5000
+        step = m.config()["steps_per_cycle"] // 2
+        by_pyarrow(path, second, group=10, **options)
+        assert path.read_bytes()[-200:] == footer and path.stat().st_size == before.st_size
+        assert errno_of((m / f"tokens/batch/{step}").read_bytes) == "EIO"
+        # With its old time it counts as the file that it was.
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert min(np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4")) >= 5000
+    prints = set()
+    for docs in (first, second):
+        by_pyarrow(path, docs, group=10, **options)
+        prints.add(json.loads(box.run("index", path.parent, "--json").stdout)["fingerprint"])
+    assert len(prints) == 1, "its footer is the same"
+    by_pyarrow(path, second, group=10, **{**options, "write_statistics": True})
+    told = json.loads(box.run("index", path.parent, "--json").stdout)
+    assert told["fingerprint"] not in prints, "the least and the largest values are in the footer"
 
 
 def test_the_index_is_kept_and_remade(box):

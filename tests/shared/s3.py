@@ -37,9 +37,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(root: Path, signed: bool = True):
+def server(root: Path, signed: bool = True, port: int | None = None):
     """Serves the folders in `root` as buckets, to signed requests only, or to anybody."""
-    port = free_port()
+    port = port or free_port()
     command = [server_program(), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--access-key", KEY, "--secret-key", SECRET] if signed else []
     command.append(str(root))

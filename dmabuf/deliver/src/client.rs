@@ -155,6 +155,23 @@ impl Client {
     /// See [`ClientError`].
     pub fn export(&self, wanted: &Wanted) -> Result<Export, ClientError> {
         let id = self.request(wanted, Vec::new()).map_err(|e| self.farewell(e))?;
+        self.exported(id)
+    }
+
+    /// Gets a batch, unless a signal comes before it does. That is [`ClientError::Gone`] with the kind
+    /// `Interrupted`, and the client has to be dropped: the next reply is of this request.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn export_unless_interrupted(&self, wanted: &Wanted) -> Result<Export, ClientError> {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+        let id = self.request(wanted, Vec::new()).map_err(|e| self.farewell(e))?;
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::NONE).map_err(io::Error::from)?;
+        self.exported(id)
+    }
+
+    fn exported(&self, id: u64) -> Result<Export, ClientError> {
         match self.receive()? {
             (got, Reply::Export(export)) if got == Some(id) => Ok(export),
             other => Err(ClientError::Strange(format!("{other:?}"))),

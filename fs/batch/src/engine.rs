@@ -13,7 +13,7 @@ use crate::slots::{Ahead, Found, Job, Slot, Slots, Then};
 use crate::write::write;
 use crate::{Error, Key, Layout, Metrics, View};
 
-/// How long an open waits for room. Its reader cannot be killed meanwhile.
+/// How long an open waits for room.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often those that wait look again: readers that unmap tell nobody.
@@ -280,7 +280,7 @@ impl Inner {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
             drop(state);
-            // A panic must not leave a reader waiting for ever: it cannot even be killed.
+            // A panic must not leave a reader waiting for ever.
             let filled = catch_unwind(AssertUnwindSafe(|| self.fill(key, &view)));
             if filled.is_err() {
                 self.fail(key, Error::Bug { item: view.name(key) });

@@ -122,6 +122,29 @@ fn what_cannot_be_read_fails_its_steps_until_it_can() {
 }
 
 #[test]
+fn a_source_that_is_late_is_not_waited_for_by_each_in_turn() {
+    let source = Memory::new(equal_groups(8, 10, 8));
+    let text = "lanes=1,window=1,seq_len=80,seed=3";
+    let rows = rows(&source, text, None);
+    let first = step(&rows, 0);
+    let decoded = || rows.tokens().figures().decoded;
+    while decoded() < 2 {
+        // The window after it is read ahead.
+        std::thread::yield_now();
+    }
+    source.late.lock().unwrap().extend(0..8);
+    let mut out = vec![0; 320];
+    let said = |number: u64, out: &mut [u8]| rows.fill(number, out).unwrap_err().to_string();
+    let error = said(5, &mut out);
+    assert!(error.contains("no answer about"), "{error}");
+    for number in [5, 6, 4, 5] {
+        assert!(said(number, &mut out).contains("no answer about"));
+    }
+    assert_eq!(decoded(), 3, "nobody asked again");
+    assert_eq!(step(&rows, 0), first, "what is in memory is given");
+}
+
+#[test]
 fn many_threads_at_many_places_share_the_least_budget() {
     let source = Memory::new((0..40).map(|g| vec![1 + g % 7; 20]).collect());
     let text = "lanes=5,window=4,seq_len=9,seed=8";

@@ -18,12 +18,14 @@ use crate::inode::view_of;
 use crate::names::Missing;
 use crate::node::{Node, Top};
 use crate::tree::Tree;
+use crate::waiting::{Held, Waiting};
 
 pub(crate) const GENERATION: Generation = Generation(0);
 
 pub(crate) struct BatchFs {
     pub(crate) tree: Arc<Tree>,
     pub(crate) files: Arc<Files>,
+    pub(crate) waiting: Waiting,
     /// Told what the kernel offers, before the first request.
     offers_passthrough: Arc<std::sync::OnceLock<bool>>,
 }
@@ -33,7 +35,7 @@ impl BatchFs {
         tree: Arc<Tree>,
         offers_passthrough: Arc<std::sync::OnceLock<bool>>,
     ) -> BatchFs {
-        BatchFs { tree, files: Arc::default(), offers_passthrough }
+        BatchFs { tree, files: Arc::default(), waiting: Waiting::default(), offers_passthrough }
     }
 
     pub(crate) fn node(&self, ino: INodeNo) -> Result<Node, Errno> {
@@ -78,7 +80,7 @@ impl Filesystem for BatchFs {
         Ok(())
     }
 
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let folder = match self.node(parent) {
             Ok(folder) => folder,
             Err(e) => return reply.error(e),
@@ -101,7 +103,10 @@ impl Filesystem for BatchFs {
                 return self.tree.tidy_views();
             }
         };
+        let held = Held::new(reply);
+        let waits = held.clone();
         self.with_size(size, move |tree, size| {
+            let Some(reply) = held.take() else { return };
             let size = match size {
                 Ok(size) => size,
                 Err(e) => return reply.error(e),
@@ -113,6 +118,7 @@ impl Filesystem for BatchFs {
             let attr = tree.attr(ino, node, size);
             reply.entry_with_ttls(&ttls.attr, &ttls.name, &attr, GENERATION);
         });
+        self.waiting.watch(req, waits);
         if parent.0 == Top::Views as u64 {
             self.tree.tidy_views();
         }
@@ -122,26 +128,36 @@ impl Filesystem for BatchFs {
         self.tree.forget(ino.0, nlookup);
     }
 
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let node = match self.node(ino) {
             Ok(node) => node,
             Err(e) => return reply.error(e),
         };
         match self.tree.size(node) {
-            Ok(size) => self.with_size(size, move |tree, size| match size {
-                Ok(size) => reply.attr(&Tree::ttls(node).attr, &tree.attr(ino.0, node, size)),
-                Err(e) => reply.error(e),
-            }),
+            Ok(size) => {
+                let held = Held::new(reply);
+                let waits = held.clone();
+                self.with_size(size, move |tree, size| {
+                    let Some(reply) = held.take() else { return };
+                    match size {
+                        Ok(size) => {
+                            reply.attr(&Tree::ttls(node).attr, &tree.attr(ino.0, node, size));
+                        }
+                        Err(e) => reply.error(e),
+                    }
+                });
+                self.waiting.watch(req, waits);
+            }
             Err(why) => reply.error(self.tree.failed(&why)),
         }
     }
 
-    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         // The mount is read-only, yet a write open of a region would go past every seal.
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        self.open_file(ino, reply);
+        self.open_file(req, ino, reply);
     }
 
     fn read(

@@ -25,6 +25,7 @@ mod unmount;
 mod unmounted;
 mod utab;
 mod views;
+mod waiting;
 
 pub use preflight::{Refusal, SUBTYPE, clear_dead, find_helper, is_ours, resolve};
 pub use session::{Delivery, Ended, MountError, Mounted, Options, Prepared, Stopper, prepare};

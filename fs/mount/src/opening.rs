@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use batchfs_batch::{Error, Face, Item, Key};
-use fuser::{Errno, FopenFlags, INodeNo, ReplyOpen};
+use fuser::{Errno, FopenFlags, INodeNo, ReplyOpen, Request};
 
 use crate::attr::Size;
 use crate::files::Open;
 use crate::fs::BatchFs;
 use crate::node::Node;
 use crate::session::Delivery;
+use crate::waiting::Held;
 
 impl BatchFs {
     /// Opens a file to be read. Does not wait for its region.
-    pub(crate) fn open_file(&self, ino: INodeNo, reply: ReplyOpen) {
+    pub(crate) fn open_file(&self, req: &Request, ino: INodeNo, reply: ReplyOpen) {
         let node = match self.node(ino) {
             Ok(node) => node,
             Err(e) => return reply.error(e),
@@ -45,20 +46,32 @@ impl BatchFs {
         let (tree, files) = (self.tree.clone(), self.files.clone());
         let name = view.name(key);
         let pass = self.tree.delivery.get() == Some(&Delivery::Passthrough);
-        self.tree.engine.open(key, &view, move |made| match made {
-            Ok(batch) if pass => {
-                if let Err(e) = files.pass(ino.0, batch, reply) {
-                    tree.errors.add(None, format!("{name}: the kernel refused its region: {e}"));
+        let held = Held::new(reply);
+        let waits = held.clone();
+        self.tree.engine.open(key, &view, move |made| {
+            // Why it failed is worth knowing for those who did not wait for it, too.
+            let made = made.map_err(|why| match *why {
+                Error::Empty { .. } => None,
+                _ => Some(tree.failed(&why)),
+            });
+            let Some(reply) = held.take() else { return };
+            match made {
+                Ok(batch) if pass => {
+                    if let Err(e) = files.pass(ino.0, batch, reply) {
+                        let why = format!("{name}: the kernel refused its region: {e}");
+                        tree.errors.add(None, why);
+                    }
                 }
+                Ok(batch) => {
+                    let flags = FopenFlags::FOPEN_KEEP_CACHE;
+                    files.open(Open::Region(Arc::new(batch)), flags, reply);
+                }
+                Err(None) => {
+                    files.open(Open::Text("".into()), FopenFlags::FOPEN_KEEP_CACHE, reply);
+                }
+                Err(Some(errno)) => reply.error(errno),
             }
-            Ok(batch) => {
-                let flags = FopenFlags::FOPEN_KEEP_CACHE;
-                files.open(Open::Region(Arc::new(batch)), flags, reply);
-            }
-            Err(why) if matches!(*why, Error::Empty { .. }) => {
-                files.open(Open::Text("".into()), FopenFlags::FOPEN_KEEP_CACHE, reply);
-            }
-            Err(why) => reply.error(tree.failed(&why)),
         });
+        self.waiting.watch(req, waits);
     }
 }

@@ -60,6 +60,13 @@ impl Chunk {
         let count = |n: i64, what: &str| {
             u64::try_from(n).map_err(|_| format!("says that it has {n} {what}"))
         };
+        let documents = count(group.num_rows(), "rows")?;
+        let levels = count(chunk.num_values(), "values")?;
+        if documents == 0 && levels == 0 {
+            // There are no pages, and what writers say of where these are is anything.
+            let (bytes, tokens) = (4..4, Some(0));
+            return Ok(Chunk { bytes, data: 4, documents, levels, tokens, codec: Codec::None });
+        }
         let data = count(chunk.data_page_offset(), "as data offset")?;
         let begin = match chunk.dictionary_page_offset() {
             // Some writers leave 0 there, which is the file's magic.
@@ -73,8 +80,6 @@ impl Chunk {
                 "says that its column lies at byte {begin} and is {len} bytes long, but the file's data end at byte {file_len}"
             ));
         };
-        let documents = count(group.num_rows(), "rows")?;
-        let levels = count(chunk.num_values(), "values")?;
         let codec = match chunk.compression() {
             Compression::UNCOMPRESSED => Codec::None,
             Compression::SNAPPY => Codec::Snappy,

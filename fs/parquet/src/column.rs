@@ -155,7 +155,11 @@ fn ints(leaf: &Type) -> Result<Ints, String> {
         (Physical::INT32, true) => Ok(Ints::Int32),
         (Physical::INT64, true) => Ok(if unsigned { Ints::UInt64 } else { Ints::Int64 }),
         _ => Err(match logical {
-            Some(logical) => format!("{physical} ({logical:?})").to_lowercase(),
+            Some(logical) => {
+                let shown = format!("{logical:?}");
+                let name = shown.split('(').next().unwrap_or_default();
+                format!("{physical} ({name})").to_lowercase()
+            }
             None => physical.to_string().to_lowercase(),
         }),
     }

@@ -152,21 +152,27 @@ impl Place for Local {
     fn read(&self, file: &File, range: Range<u64>) -> Result<Bytes> {
         let path = self.path(&file.key);
         // Not kept open: there can be more files than a process may have descriptors.
-        let mut handle = fs::File::open(&path).map_err(Error::io(&path, "cannot open"))?;
-        let meta = handle.metadata().map_err(Error::io(&path, "cannot open"))?;
-        let now = describe(file.key.clone(), &meta);
-        if (now.size, &now.version) != (file.size, &file.version) {
-            return Err(bad_file(path.display().to_string(), CHANGED));
-        }
+        let handle = fs::File::open(&path).map_err(Error::io(&path, "cannot open"))?;
+        let same = || -> Result<()> {
+            let meta = handle.metadata().map_err(Error::io(&path, "cannot open"))?;
+            let now = describe(file.key.clone(), &meta);
+            match (now.size, &now.version) == (file.size, &file.version) {
+                true => Ok(()),
+                false => Err(bad_file(path.display().to_string(), CHANGED)),
+            }
+        };
+        same()?;
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let mut bytes = self.kept.lock().pop().unwrap_or_default();
         bytes.clear();
         bytes.reserve_exact(len);
         // Not into zeros: to clear new memory takes as long as the read.
-        let read = handle
+        let read = (&handle)
             .seek(SeekFrom::Start(range.start))
-            .and_then(|_| handle.take(len as u64).read_to_end(&mut bytes))
+            .and_then(|_| (&handle).take(len as u64).read_to_end(&mut bytes))
             .and_then(|n| if n == len { Ok(()) } else { Err(ErrorKind::UnexpectedEof.into()) });
+        // It can have been written to meanwhile; then it was cut short, too.
+        same()?;
         read.map_err(Error::io(&path, "cannot read"))?;
         self.received.fetch_add(len as u64, Ordering::Relaxed);
         Ok(Bytes::from_owner(Lent { bytes, kept: self.kept.clone() }))

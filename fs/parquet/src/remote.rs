@@ -23,10 +23,13 @@ use url::Url;
 
 use crate::place::{CHANGED, File, Place, bad_file, has_suffix, is_data};
 
+const CONNECT: Duration = Duration::from_secs(5);
 /// A server that sends nothing for so long counts as stuck.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long a range may take, with all that was tried.
+/// How long a range may take, with all that was tried, beside what its bytes take at least.
 const PATIENCE: Duration = Duration::from_secs(45);
+/// Bytes a second that a slow connection has at least; one with fewer counts as stuck.
+const PACE: u64 = 32 << 10;
 /// A listing of very many keys takes its time.
 const LISTING: Duration = Duration::from_secs(300);
 /// How often a body that broke off is asked for again.
@@ -51,6 +54,8 @@ struct Inner {
     /// What must not be shown to anybody.
     secrets: Vec<String>,
     received: AtomicU64,
+    /// Bytes that came, of ranges that are not whole yet, too.
+    came: AtomicU64,
     slots: Semaphore,
 }
 
@@ -90,10 +95,9 @@ impl Remote {
             ObjectStoreScheme::AmazonS3 => {
                 Box::new(s3(&url, options, &settings).map_err(&invalid)?)
             }
-            _ => {
-                object_store::parse_url_opts(&url, settings.clone())
-                    .map_err(|e| invalid(e.to_string()))?
-                    .0
+            other => {
+                let settings = defaults(&other, &url).chain(settings.clone());
+                object_store::parse_url_opts(&url, settings).map_err(|e| invalid(e.to_string()))?.0
             }
         };
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -108,6 +112,7 @@ impl Remote {
             origin: source.trim_end_matches('/').to_owned(),
             secrets,
             received: AtomicU64::new(0),
+            came: AtomicU64::new(0),
             slots: Semaphore::new(PARALLEL),
         });
         Ok(Remote { inner, runtime, ahead: Mutex::default() })
@@ -126,6 +131,21 @@ fn settings(options: &BTreeMap<String, String>) -> Vec<(String, String)> {
     environment.chain(options).collect()
 }
 
+/// What holds for other stores than S3 if nobody says otherwise.
+fn defaults(scheme: &ObjectStoreScheme, url: &Url) -> impl Iterator<Item = (String, String)> {
+    let seconds = |limit: Duration| format!("{} s", limit.as_secs());
+    let mut all = vec![
+        ("connect_timeout", seconds(CONNECT)),
+        ("read_timeout", seconds(SILENCE)),
+        // Of a whole answer, however large: that is for `PATIENCE` to say.
+        ("timeout", seconds(LISTING)),
+    ];
+    if *scheme == ObjectStoreScheme::Http && url.scheme() == "http" {
+        all.push(("allow_http", "true".to_owned()));
+    }
+    all.into_iter().map(|(key, value)| (key.to_owned(), value))
+}
+
 fn s3(
     url: &Url,
     options: &BTreeMap<String, String>,
@@ -138,7 +158,12 @@ fn s3(
             ));
         }
     }
-    let mut builder = AmazonS3Builder::new().with_url(url.to_string());
+    let client = ClientOptions::new()
+        .with_connect_timeout(CONNECT)
+        .with_read_timeout(SILENCE)
+        .with_timeout_disabled();
+    // First, so that settings of the client come before these.
+    let mut builder = AmazonS3Builder::new().with_url(url.to_string()).with_client_options(client);
     let mut named = false;
     let set = |name: &str| settings.iter().any(|(key, _)| key.trim_start_matches("aws_") == name);
     for (key, value) in settings {
@@ -168,18 +193,6 @@ fn s3(
     if !named && set("ec2_metadata_disabled") {
         return Err(NO_CREDENTIALS.to_owned());
     }
-    let client = ClientOptions::new()
-        .with_connect_timeout(Duration::from_secs(5))
-        .with_read_timeout(SILENCE)
-        .with_timeout_disabled();
-    let client = if settings
-        .iter()
-        .any(|(key, value)| key.contains("endpoint") && value.starts_with("http://"))
-    {
-        client.with_allow_http(true)
-    } else {
-        client
-    };
     let retry = RetryConfig {
         backoff: BackoffConfig {
             init_backoff: Duration::from_millis(100),
@@ -189,7 +202,7 @@ fn s3(
         max_retries: if named { 8 } else { 1 },
         retry_timeout: Duration::from_secs(if named { 20 } else { 5 }),
     };
-    builder.with_client_options(client).with_retry(retry).build().map_err(|e| e.to_string())
+    builder.with_retry(retry).build().map_err(|e| e.to_string())
 }
 
 const NO_CREDENTIALS: &str = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), or for a public bucket --storage-option skip_signature=true";
@@ -218,6 +231,8 @@ impl Inner {
             }
             cause = next.source();
         }
+        // What a server says can have a token in it that is not among the settings.
+        why = in_words(&why);
         for secret in &self.secrets {
             why = why.replace(secret, "***");
         }
@@ -236,7 +251,12 @@ impl Inner {
                     source: io::Error::new(io::ErrorKind::PermissionDenied, NO_CREDENTIALS),
                 };
             }
-            _ if why.contains("imed out") || why.contains("imeout") => io::ErrorKind::TimedOut,
+            // An answer came, though not the one that was wanted, and how long it was tried is said, too.
+            _ if why.replace("retry_timeout", "").contains("imeout")
+                || why.contains("imed out") =>
+            {
+                io::ErrorKind::TimedOut
+            }
             _ => io::ErrorKind::Other,
         };
         Error::Io { path: self.name(key).into(), action, source: io::Error::new(kind, why) }
@@ -279,11 +299,20 @@ impl Inner {
 
     /// Reads a range, again if its body breaks off.
     async fn read(&self, file: &File, range: Range<u64>) -> Result<Bytes> {
+        let all = || self.came.load(Ordering::Relaxed);
+        // While others have all slots, what comes to them counts; then what comes for this range.
+        let (before, since) = (all(), AtomicU64::new(u64::MAX));
+        let own = AtomicU64::new(0);
+        let came = || {
+            let queued = since.load(Ordering::Relaxed).min(all());
+            queued.saturating_sub(before) + own.load(Ordering::Relaxed)
+        };
         let work = async {
             let _slot = self.slots.acquire().await;
+            since.store(all(), Ordering::Relaxed);
             let mut attempt = 0;
             loop {
-                match self.read_once(file, range.clone()).await {
+                match self.read_once(file, range.clone(), &own).await {
                     Ok(bytes) => {
                         self.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                         return Ok(bytes);
@@ -301,13 +330,18 @@ impl Inner {
                 }
             }
         };
-        match tokio::time::timeout(PATIENCE, work).await {
-            Ok(done) => done,
-            Err(_) => Err(self.late(&file.key, "cannot read", PATIENCE)),
+        match within(PATIENCE, came, work).await {
+            Some(done) => done,
+            None => Err(self.late(&file.key, "cannot read", PATIENCE)),
         }
     }
 
-    async fn read_once(&self, file: &File, range: Range<u64>) -> Result<Bytes, Try> {
+    async fn read_once(
+        &self,
+        file: &File,
+        range: Range<u64>,
+        own: &AtomicU64,
+    ) -> Result<Bytes, Try> {
         let failed = |error: StoreError| self.failed(&file.key, "cannot read", &error);
         let path = self.path(&file.key).map_err(|e| Try::Final(failed(e)))?;
         let pinned = file.version.strip_prefix("etag ").map(str::to_owned);
@@ -321,15 +355,68 @@ impl Inner {
         if !is_same(file, &got.meta) {
             return Err(Try::Final(bad_file(self.name(&file.key), CHANGED)));
         }
-        let bytes = got.bytes().await.map_err(|e| Try::Again(failed(e)))?;
         let wanted = range.end - range.start;
+        let mut body = got.into_stream();
+        // A server can say anything; what it says is believed up to some size.
+        let mut bytes = Vec::with_capacity(usize::try_from(wanted.min(AHEAD)).unwrap_or(0));
+        while let Some(part) = body.try_next().await.map_err(|e| Try::Again(failed(e)))? {
+            self.came.fetch_add(part.len() as u64, Ordering::Relaxed);
+            own.fetch_add(part.len() as u64, Ordering::Relaxed);
+            bytes.extend_from_slice(&part);
+        }
         if bytes.len() as u64 != wanted {
             let why = format!("{} bytes came instead of {wanted}", bytes.len());
             let source = io::Error::new(io::ErrorKind::UnexpectedEof, why);
             let path = self.name(&file.key).into();
             return Err(Try::Again(Error::Io { path, action: "cannot read", source }));
         }
-        Ok(bytes)
+        Ok(bytes.into())
+    }
+}
+
+/// The code and the message of each answer of a server in `text`, instead of its XML.
+fn in_words(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(begin) = ["<?xml", "<Error"].iter().filter_map(|tag| rest.find(tag)).min() {
+        let (before, body) = rest.split_at(begin);
+        let end = ["</ErrorResponse>", "</Error>"].iter().find_map(|tag| {
+            let at = body.find(tag)?;
+            Some(at + tag.len())
+        });
+        let (body, after) = body.split_at(end.unwrap_or(body.len()));
+        let part = |name: &str| {
+            let (_, inner) = body.split_once(&format!("<{name}>"))?;
+            Some(inner.split_once('<')?.0.trim())
+        };
+        let parts = [part("Code"), part("Message")];
+        let parts: Vec<&str> =
+            parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
+        out.push_str(before);
+        out.push_str(&parts.join(", "));
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Waits for `work` as long as `patience`, and a second more for each [`PACE`] bytes of those that
+/// `came` meanwhile. `None` if that was not enough.
+async fn within<T>(
+    patience: Duration,
+    came: impl Fn() -> u64,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let begin = tokio::time::Instant::now();
+    let mut work = std::pin::pin!(work);
+    loop {
+        let end = begin + patience + Duration::from_millis(came().saturating_mul(1000) / PACE);
+        if let Ok(done) = tokio::time::timeout_at(end, &mut work).await {
+            return Some(done);
+        }
+        if end >= begin + patience + Duration::from_millis(came().saturating_mul(1000) / PACE) {
+            return None;
+        }
     }
 }
 
@@ -423,5 +510,61 @@ impl Place for Remote {
 
     fn received(&self) -> u64 {
         self.inner.received.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(30);
+
+    #[test]
+    fn what_is_slow_is_waited_for_and_what_is_stuck_is_not() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        // Each time some bytes come, until all is there, which takes longer than anybody's patience.
+        let trickle = |each: u64, times: u64| {
+            let came = AtomicU64::new(0);
+            let work = async {
+                for _ in 0..times {
+                    tokio::time::sleep(SHORT / 3).await;
+                    came.fetch_add(each, Ordering::Relaxed);
+                }
+                came.load(Ordering::Relaxed)
+            };
+            runtime.block_on(async { within(SHORT, || came.load(Ordering::Relaxed), work).await })
+        };
+        assert_eq!(trickle(1000 * PACE, 20), Some(20_000 * PACE));
+        assert_eq!(trickle(0, 1_000_000), None);
+        assert_eq!(trickle(1, 1_000_000), None);
+    }
+
+    #[test]
+    fn answers_are_told_without_what_else_is_in_them() {
+        let xml = "<?xml version=\"1.0\"?>\n<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message><Token-0>FwoGZXIvYXdzEJr</Token-0></Error>";
+        let said = in_words(&format!("after 2 tries: 400 Bad Request: {xml}: 400: {xml}"));
+        let told = "ExpiredToken, The provided token has expired.";
+        assert_eq!(said, format!("after 2 tries: 400 Bad Request: {told}: 400: {told}"));
+        let sts = "403: <ErrorResponse xmlns=\"x\"><Error><Type>Sender</Type><Code>InvalidIdentityToken</Code></Error><RequestId>1</RequestId></ErrorResponse> end";
+        assert_eq!(in_words(sts), "403: InvalidIdentityToken end");
+        assert_eq!(in_words("503: <Error></Error>"), "503: ");
+        assert_eq!(in_words("403: <Error><Code>Cut</Code><Token-0>abc"), "403: Cut");
+        assert_eq!(in_words("operation timed out"), "operation timed out");
+    }
+
+    #[test]
+    fn settings_of_the_client_are_those_that_were_given() {
+        let url = Url::parse("s3://bucket/data").unwrap();
+        let own = BTreeMap::from([("user_agent".to_owned(), "mine".to_owned())]);
+        let own_settings: Vec<(String, String)> = [
+            ("access_key_id", "a"),
+            ("secret_access_key", "b"),
+            ("user_agent", "mine"),
+            ("read_timeout", "77 s"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+        let shown = format!("{:?}", s3(&url, &own, &own_settings).unwrap());
+        assert!(shown.contains("mine") && shown.contains("77"), "{shown}");
     }
 }

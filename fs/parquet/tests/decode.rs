@@ -172,6 +172,26 @@ fn null_items_and_levels_that_begin_in_the_middle_are_named() {
 }
 
 #[test]
+fn row_groups_without_rows_are_no_obstacle() {
+    let dir = tempfile::tempdir().unwrap();
+    let none = || (Vec::new(), Vec::new(), Vec::new());
+    let documents = [Some(vec![1, 2]), None, Some(vec![3])];
+    let path = dir.path().join("x.parquet");
+    // Level histograms, or none: there is nothing to be counted in either.
+    for statistics in [EnabledStatistics::None, EnabledStatistics::Page] {
+        let groups = [none(), levels(&documents, 3, 1), none(), none()];
+        let properties = WriterProperties::builder().set_statistics_enabled(statistics).build();
+        write(&path, LIST, &groups, properties);
+        let source = open(&path, &dir.path().join(format!("{statistics:?}"))).unwrap();
+        let empty = GroupCounts { tokens: 0, documents: 0 };
+        let full = GroupCounts { tokens: 3, documents: 3 };
+        assert_eq!(source.groups(), [empty, full, empty, empty]);
+        assert_eq!(*source.read(1).unwrap().tokens, [1, 2, 3]);
+        assert_eq!(source.read(1).unwrap().lengths, [2, 0, 1]);
+    }
+}
+
+#[test]
 fn without_histograms_the_column_is_counted_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.parquet");

@@ -7,21 +7,26 @@ import contextlib
 import os
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .__main__ import program
 from ._numbers import MOST_THREADS, integer
 from .mounted import Dataset
+from .tokens import _places, _weight
 
 __all__ = ["mount"]
 
+# Others can see a command line, but not the environment.
+_HIDDEN = ("access_key_id", "secret_access_key", "session_token")
 
-def _run(*args: str) -> subprocess.CompletedProcess[str]:
+
+def _run(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
     # Found there, too, if only this process's sys.path has it.
     home = str(Path(__file__).resolve().parent.parent)
     paths = [home, os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     # What the daemon says later goes to its log; a pipe would be kept open by it.
     return subprocess.run(
         [*program(), *args], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -39,6 +44,10 @@ class mount:
     ``memory``, ``threads``, ``verify``, ``log`` (a file), ``cached`` and ``allow_other`` are the
     options of ``batchfs mount``; ``writable`` and ``local`` are those of :func:`batchfs.open`.
 
+    For Parquet with tokens there are ``column``, ``budget`` and ``storage_options``, as for
+    :class:`batchfs.TokenLoader`; for a mixture ``src`` maps names to sources and ``mix`` the same
+    names to weights.
+
     The daemon is a process of its own. At the end of the block, or of this process, it is
     unmounted; tensors that are left stay valid. A child made by ``fork`` leaves it as it is.
 
@@ -47,7 +56,7 @@ class mount:
 
     def __init__(
         self,
-        src: str | os.PathLike[str],
+        src: str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]],
         dir: str | os.PathLike[str] | None = None,
         *,
         spec: str | None = None,
@@ -59,6 +68,10 @@ class mount:
         allow_other: bool = False,
         writable: bool = True,
         local: bool = True,
+        column: str | None = None,
+        budget: str | int | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        mix: Mapping[str, Any] | None = None,
         **keys: Any,
     ) -> None:
         if spec is not None and keys:
@@ -73,6 +86,7 @@ class mount:
         if keys:
             spec = ",".join(f"{key}={value}" for key, value in keys.items())
         given = {"spec": spec, "memory": memory, "threads": threads, "verify": verify, "log": log}
+        given |= {"column": column, "budget": budget}
         self._options = [
             part
             for key, value in given.items()
@@ -80,7 +94,21 @@ class mount:
             for part in (f"--{key}", _text(key, value))
         ]
         self._options += ["--cached"] * cached + ["--allow-other"] * allow_other
-        self._src, self._dir = os.fspath(src), dir
+        self._environment: dict[str, str] = {}
+        for name, value in dict(storage_options or {}).items():
+            plain = name.lower().removeprefix("aws_")
+            if plain in _HIDDEN:
+                self._environment[f"AWS_{plain.upper()}"] = value
+            else:
+                self._options += ["--storage-option", f"{name}={value}"]
+        places = _places(src, mix)
+        if mix is not None:
+            weights = ",".join(f"{name}={_weight(mix[name])}" for name in mix)
+            self._options += ["--mix", weights]
+            self._src = ",".join(f"{name}={place}" for name, place in places)
+        else:
+            self._src = places[0][1]
+        self._dir = dir
         self._writable, self._local = writable, local
         self._temporary: str | None = None
         self._mounted: str | None = None
@@ -93,7 +121,7 @@ class mount:
         folder = os.fspath(self._dir) if self._dir is not None else self._make_folder()
         before = os.path.ismount(folder)
         try:
-            done = _run("mount", *self._options, "--", self._src, folder)
+            done = _run("mount", *self._options, "--", self._src, folder, **self._environment)
         except BaseException:
             # It may have been mounted when Ctrl-C came.
             self._mounted = folder if os.path.ismount(folder) and not before else None

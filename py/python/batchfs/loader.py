@@ -185,9 +185,10 @@ class Loader:
 def _place(value: Any, name: str) -> int | None:
     if value is None:
         return None
-    if type(value) is not int:
-        raise ValueError(f"this is no state of a Loader: {name} is {value!r}")
-    return integer(value, name)
+    try:
+        return integer(value, name)
+    except TypeError as e:
+        raise ValueError(f"this is no state of a Loader: {e}") from None
 
 
 def _views(name: str, views: Any) -> list[Any]:

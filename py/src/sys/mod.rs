@@ -7,6 +7,7 @@ mod capsule;
 mod dlpack;
 mod fork;
 mod memory;
+mod open;
 
 pub use array::{indices, indices_mut, of_array};
 pub use arrow::arrow_capsules;
@@ -14,3 +15,4 @@ pub use capsule::{export, import};
 pub use dlpack::Device;
 pub use fork::{generation, pool, watch_forks};
 pub use memory::{Memory, lent_file, of_block, of_file};
+pub use open::open;

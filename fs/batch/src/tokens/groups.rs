@@ -8,10 +8,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use batchfs_store::{Error, GroupCounts, TokenGroup, TokenSource};
 
 use super::sources::TokenFigures;
+
+/// How long a source that did not answer in time is let alone. Those who waited for their turn meanwhile
+/// would each wait for it anew, one after the other.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// Decodes row groups and keeps them while there is room.
 pub(crate) struct Groups {
@@ -20,6 +25,8 @@ pub(crate) struct Groups {
 
 struct Inner {
     source: Arc<dyn TokenSource>,
+    /// The first row group of each source.
+    firsts: Vec<usize>,
     budget: u64,
     state: Mutex<State>,
     /// Signalled when there is something to decode.
@@ -44,6 +51,8 @@ struct State {
     /// Those who wait to pin, in the order in which they came.
     waiting: VecDeque<u64>,
     tickets: u64,
+    /// Sources that did not answer in time, since when, and what they are told who ask.
+    silent: HashMap<usize, (Instant, Error)>,
     stop: bool,
 }
 
@@ -94,11 +103,13 @@ impl Groups {
     /// If they cannot be started.
     pub(crate) fn new(
         source: Arc<dyn TokenSource>,
+        firsts: Vec<usize>,
         budget: u64,
         threads: usize,
     ) -> std::io::Result<Groups> {
         let inner = Arc::new(Inner {
             source,
+            firsts,
             budget,
             state: Mutex::default(),
             work: Condvar::new(),
@@ -147,6 +158,7 @@ impl Groups {
     pub(crate) fn pin(&self, wanted: &[usize], soon: &[usize]) -> Result<Pinned, Error> {
         let wanted: HashSet<usize> = wanted.iter().copied().collect();
         let inner = &self.inner;
+        inner.lock().answers(&wanted, |group| inner.source_of(group))?;
         let mut state = inner.admit(&wanted, soon);
         state.kept.clone_from(&wanted);
         state.kept.extend(soon);
@@ -256,6 +268,24 @@ impl State {
         true
     }
 
+    /// Whether what is not in memory of `wanted` is of sources that answer, as far as that is known.
+    fn answers(
+        &mut self,
+        wanted: &HashSet<usize>,
+        source_of: impl Fn(usize) -> usize,
+    ) -> Result<(), Error> {
+        if self.silent.is_empty() {
+            return Ok(());
+        }
+        self.silent.retain(|_, (since, _)| since.elapsed() < PAUSE);
+        let missing = wanted.iter().filter(|group| {
+            let content = self.entries.get(group).map(|entry| &entry.content);
+            !matches!(content, Some(Content::Here(_)))
+        });
+        let mut silent = missing.filter_map(|&group| self.silent.get(&source_of(group)));
+        silent.next().map_or(Ok(()), |(_, error)| Err(again(error)))
+    }
+
     /// All of them, once each is there or has failed.
     #[allow(clippy::type_complexity)]
     fn collect(
@@ -281,6 +311,10 @@ impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Entries are whole at each point where a method could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn source_of(&self, group: usize) -> usize {
+        self.firsts.partition_point(|&first| first <= group)
     }
 
     fn bytes(&self, group: usize) -> u64 {
@@ -423,6 +457,14 @@ impl Inner {
         });
         self.decoded.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
+        let source = self.source_of(group);
+        match &read {
+            Ok(_) => drop(state.silent.remove(&source)),
+            Err(error) if is_late(error) => {
+                state.silent.insert(source, (Instant::now(), again(error)));
+            }
+            Err(_) => {}
+        }
         if let Some(entry) = state.entries.get_mut(&group) {
             match read {
                 Ok(read) => entry.content = Content::Here(Arc::new(read)),
@@ -434,6 +476,10 @@ impl Inner {
         drop(state);
         self.changed.notify_all();
     }
+}
+
+fn is_late(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::TimedOut)
 }
 
 /// The same error for another one who waits.

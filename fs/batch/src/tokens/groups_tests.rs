@@ -77,7 +77,7 @@ fn until_waiting(groups: &Groups, count: usize) {
 fn a_large_row_group_is_not_overtaken_by_small_ones() {
     let source = Arc::new(sizes(&[600, 900, 50, 50, 50]));
     // The first beside all small ones, or the large one beside one of them.
-    let groups = Groups::new(source, budget(950, 5), 0).unwrap();
+    let groups = Groups::new(source, vec![0], budget(950, 5), 0).unwrap();
     let (tell, told) = channel();
     thread::scope(|scope| {
         let first = groups.pin(&[0], &[]).unwrap();
@@ -111,7 +111,7 @@ fn nothing_is_begun_ahead_while_somebody_waits_for_room() {
     let (go, gate) = channel();
     let mut source = sizes(&[400, 400, 900]);
     source.gate = Some((begun, Mutex::new(gate)));
-    let groups = Groups::new(Arc::new(source), budget(900, 2), 1).unwrap();
+    let groups = Groups::new(Arc::new(source), vec![0], budget(900, 2), 1).unwrap();
     assert!(groups.ahead(&[0, 1]));
     assert_eq!(seen.recv().unwrap(), 0);
     thread::scope(|scope| {

@@ -113,7 +113,7 @@ impl Tokens {
         check_budget(limit, need, &*source, &spec)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
-        let groups = Groups::new(source, limit, threads)
+        let groups = Groups::new(source, firsts.clone(), limit, threads)
             .map_err(|e| Error::Dataset(format!("cannot start a thread: {e}")))?;
         Ok(Arc::new(Tokens { groups, counts, documents, mix, firsts, origins }))
     }

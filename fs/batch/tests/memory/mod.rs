@@ -18,6 +18,8 @@ pub struct Memory {
     pub broken: Mutex<HashSet<usize>>,
     /// Microseconds that a read takes.
     pub slow: AtomicU64,
+    /// Row groups that are not answered in time.
+    pub late: Mutex<HashSet<usize>>,
 }
 
 impl Memory {
@@ -42,6 +44,7 @@ impl Memory {
             reads: AtomicU64::new(0),
             broken: Mutex::default(),
             slow: AtomicU64::new(0),
+            late: Mutex::default(),
         })
     }
 
@@ -72,6 +75,11 @@ impl TokenSource for Memory {
         match self.slow.load(Ordering::Relaxed) {
             0 => {}
             micros => std::thread::sleep(std::time::Duration::from_micros(micros)),
+        }
+        if self.late.lock().unwrap().contains(&group) {
+            let why = format!("no answer about {group}");
+            let source = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
+            return Err(Store::Io { path: "memory".into(), action: "cannot read", source });
         }
         if self.broken.lock().unwrap().contains(&group) {
             let why = "is broken".to_owned();
