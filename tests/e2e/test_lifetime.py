@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import mmap
 import os
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from harness import Mapping, alive, descriptors, errno_of, needs_root, rss_kib, wait_for
 
-PAGE = 4096
+PAGE = mmap.PAGESIZE
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use batchfs_region::PAGE;
+use batchfs_region::page_size;
 
 use super::device::{Device, Imported};
 use crate::error::Error;
@@ -71,7 +71,7 @@ impl DevicePool {
     /// The size that a block for `len` bytes has: the next power of two, at least a page. `None` if
     /// there is none.
     pub fn class(len: usize) -> Option<usize> {
-        len.max(PAGE as usize).checked_next_power_of_two()
+        len.max(page_size() as usize).checked_next_power_of_two()
     }
 
     /// A block of the class of `len`, at a page. What it holds is unspecified. May wait for the device.
