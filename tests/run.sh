@@ -73,7 +73,7 @@ has() { command -v "$1" > /dev/null 2>&1; }
 noted() {
     local log=$target/$stage.log times why
     # With --show-output the tests of Rust say what they skip, and all that they print otherwise.
-    "$@" 2>&1 | tee "$log" | awk '/^(failures|test result):/ { hide = 0 } /^successes:$/ { hide = 1 } !hide'
+    "$@" 2>&1 | tee "$log" | awk '/^(failures|test result):/ { hide = 0 } /^successes:$/ { hide = 1 } !hide { print; fflush() }'
     while read -r times why; do
         skipped+=("$stage: $times x $why")
     done < <(sed -nE -e 's/^skipped: (.*)/1 \1/p' -e 's/^SKIPPED \[([0-9]+)\] [^ ]+ (.*)/\1 \2/p' "$log" \
