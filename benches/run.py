@@ -46,6 +46,11 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, help="the peers' environment (default: in target/)")
     parser.add_argument("--python", help="a Python 3.12 or newer")
     parser.add_argument(
+        "--profile",
+        default="release",
+        help="the profile of cargo to build with, such as ci: to see that it runs (default: release)",
+    )
+    parser.add_argument(
         "--torch", action="store_true", help="install PyTorch, too (5 GB), as a peer"
     )
     args = parser.parse_args()
@@ -64,12 +69,13 @@ def main() -> int:
         subprocess.run([*pip, *TOKENS_ALONE], env=env, check=True)
     print("building …", file=sys.stderr, flush=True)
     packages = ["-p", "batchfs", "-p", "batchfs-benches"]
-    subprocess.run(["cargo", "build", "--release", "-q", *packages], cwd=ROOT, env=env, check=True)
+    build = ["cargo", "build", "--profile", args.profile, "-q", *packages]
+    subprocess.run(build, cwd=ROOT, env=env, check=True)
 
     if args.only is None or IN_PYTHON & set(args.only.split(",")):
-        package(python, target, env)
+        package(python, target, env, args.profile)
 
-    command = [str(python), "-m", "harness", "--bin", str(target / "release")]
+    command = [str(python), "-m", "harness", "--bin", str(target / args.profile)]
     command += ["--quick"] if args.quick else []
     for name in ("work", "only", "rounds", "json", "patience"):
         value = getattr(args, name)
@@ -88,11 +94,11 @@ def cargo_target() -> Path:
     return Path(json.loads(out)["target_directory"])
 
 
-def package(python: Path, target: Path, env: dict[str, str]) -> None:
+def package(python: Path, target: Path, env: dict[str, str], profile: str) -> None:
     """Builds this package's wheel, and installs it beside the peers."""
     wheels = target / "bench-wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    build = [python, "-m", "maturin", "build", "--quiet", "--release", "--locked"]
+    build = [python, "-m", "maturin", "build", "--quiet", "--profile", profile, "--locked"]
     manifest = ["--manifest-path", ROOT / "py" / "Cargo.toml", "--interpreter", python]
     subprocess.run([*build, *manifest, "--out", wheels], cwd=ROOT, env=env, check=True)
     pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]

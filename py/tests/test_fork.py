@@ -240,6 +240,7 @@ def test_forks_while_threads_read(data, images):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 def test_many_short_lived_children(data, images):
     view = DenseStore(data / "images").bind(Allocator("cpu"))
     view[:]

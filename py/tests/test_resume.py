@@ -154,6 +154,7 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("door", ["mount", "dataset"])
 def test_torchrun_is_killed_and_goes_on_with_other_ranks(tmp_path, data, door, request):
     torch = pytest.importorskip("torch")

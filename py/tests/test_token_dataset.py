@@ -118,6 +118,7 @@ assert data.step == 1
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 def test_ranks_that_are_apart_are_noticed(folder, expected, tmp_path):
     script = tmp_path / "apart.py"
     script.write_text(APART)

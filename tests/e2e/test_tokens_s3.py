@@ -120,6 +120,7 @@ def test_faults_that_stay_are_errors_in_bounded_time(box, bucket, front):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 def test_a_source_that_hangs_blocks_nobody_else(box, bucket, front):
     with box.mount("s3://bucket/data", spec=SPEC, env=s3.environment(front.port)) as m:
         m.read("tokens/batch/0")

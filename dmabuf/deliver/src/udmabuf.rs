@@ -4,6 +4,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
+use batchfs_region::page_size;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -16,7 +17,6 @@ use crate::sys;
 
 const DEVICE: &str = "/dev/udmabuf";
 const PARAMETERS: &str = "/sys/module/udmabuf/parameters";
-const PAGE: u64 = batchfs_region::PAGE;
 
 /// How much one dma-buf may be made of. What the kernel does not tell is `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl Udmabuf {
     /// # Errors
     /// If there are no bytes or too many, or no memory.
     pub fn create_copy(&self, bytes: &[u8]) -> Result<DmaBuf, Error> {
-        let len = (bytes.len() as u64).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        let len = (bytes.len() as u64).checked_next_multiple_of(page_size()).unwrap_or(u64::MAX);
         let file = File::from(memfd(len)?);
         file.write_all_at(bytes, 0).map_err(Error::os("fill a memfd"))?;
         self.create(file.as_fd(), 0, len)
@@ -210,9 +210,9 @@ fn broken(range: &Range<'_>) -> Option<Error> {
     let file_len = fstat(range.memfd).map_or(0, |s| s.st_size.unsigned_abs());
     let why = if len == 0 {
         "it is empty"
-    } else if !offset.is_multiple_of(PAGE) {
+    } else if !offset.is_multiple_of(page_size()) {
         "it does not begin at a page"
-    } else if !len.is_multiple_of(PAGE) {
+    } else if !len.is_multiple_of(page_size()) {
         "it does not end at a page"
     } else if offset.checked_add(len).is_none_or(|end| end > file_len) {
         "it goes beyond the file's end"

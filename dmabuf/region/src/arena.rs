@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::backing::{Backing, HUGE_FROM, HUGE_PAGE, Maker, Memory, PAGE};
+use crate::backing::{Backing, HUGE_FROM, HUGE_PAGE, Maker, Memory, page_size};
 use crate::region::{RegionMut, Shown};
 
 /// How many regions that readers may still have are asked on an allocation that needs no room:
@@ -141,8 +141,8 @@ impl Arena {
 
     /// Bytes of the budget that a region of `len` bytes takes.
     pub fn charge(len: u64) -> u64 {
-        len.checked_next_multiple_of(if len >= HUGE_FROM { HUGE_PAGE } else { PAGE })
-            .unwrap_or(u64::MAX)
+        let unit = if len >= HUGE_FROM { HUGE_PAGE } else { page_size() };
+        len.checked_next_multiple_of(unit).unwrap_or(u64::MAX)
     }
 
     /// A region of exactly `len` bytes, more than 0. `label` is what messages call it.
@@ -535,7 +535,8 @@ mod tests {
 
     #[test]
     fn the_budget_holds_for_regions_that_only_readers_have() {
-        let a = arena(3 * PAGE);
+        let limit = 3 * page_size();
+        let a = arena(limit);
         let kept: Vec<_> = (0..3)
             .map(|i| {
                 let r = a.alloc(4096, label(&format!("batch/{i}"))).unwrap().freeze();
@@ -544,26 +545,25 @@ mod tests {
             .collect();
         let refused = a.alloc(4096, label("more")).unwrap_err();
         assert!(
-            matches!(refused, AllocError::NoRoom { used: 12288, limit: 12288, .. }),
+            matches!(refused, AllocError::NoRoom { used, limit: l, .. } if used == limit && l == limit),
             "{refused}"
         );
         assert_eq!(a.holders().len(), 3);
         assert!(a.holders().iter().all(|h| h.outside && h.label.starts_with("batch/")));
         drop(kept);
         // Another size: the three must be noticed, freed, and their bytes given back.
-        let mut big = a.alloc(10_000, label("big")).unwrap();
+        let mut big = a.alloc(limit as usize - 2000, label("big")).unwrap();
         big.bytes_mut().unwrap();
         assert_eq!(
             a.stats(),
-            Stats { limit: 12288, used: 12288, live: 12288, outside: 0, idle: 0, regions: 1 }
+            Stats { limit, used: limit, live: limit, outside: 0, idle: 0, regions: 1 }
         );
         drop(big);
         a.trim(Duration::ZERO);
-        assert_eq!(a.stats(), Stats { limit: 12288, ..Stats::default() });
-        assert!(matches!(
-            a.alloc(12289, label("x")),
-            Err(AllocError::TooLarge { needed: 16384, .. })
-        ));
+        assert_eq!(a.stats(), Stats { limit, ..Stats::default() });
+        let refused = a.alloc(limit as usize + 1, label("x")).unwrap_err();
+        let AllocError::TooLarge { needed, .. } = refused else { panic!("{refused}") };
+        assert_eq!(needed, 4 * page_size());
     }
 
     #[test]

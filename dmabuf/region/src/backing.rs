@@ -13,12 +13,19 @@ use nix::fcntl::{
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
 use nix::sys::uio::pwrite;
-use nix::unistd::{UnlinkatFlags, ftruncate, linkat, unlinkat};
+use nix::unistd::{SysconfVar, UnlinkatFlags, ftruncate, linkat, sysconf, unlinkat};
 
 use crate::sys::{Mapping, private_tmpfs, read_only_twin, sole_user, tmpfs_in_namespace};
 
-/// Bytes of a small page. Regions are charged in whole pages.
+/// What arrays in a batch's file begin at a multiple of, on every machine: no page is smaller.
 pub const PAGE: u64 = 4096;
+
+/// Bytes of a small page of this machine: more than [`PAGE`] with some kernels on aarch64. Regions are
+/// charged in whole ones, and a dma-buf is made of whole ones.
+pub fn page_size() -> u64 {
+    let told = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    told.and_then(|size| u64::try_from(size).ok()).unwrap_or(PAGE)
+}
 
 /// Bytes of a huge page.
 pub const HUGE_PAGE: u64 = 2 << 20;

@@ -18,7 +18,7 @@ mod shelf;
 mod sys;
 
 pub use arena::{AllocError, Arena, Config, Holder, Stats};
-pub use backing::{Backing, HUGE_FROM, HUGE_PAGE, PAGE};
+pub use backing::{Backing, HUGE_FROM, HUGE_PAGE, PAGE, page_size};
 pub use kept::Kept;
 pub use pool::{Block, Pool};
 pub use region::{Region, RegionMut};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use batchfs_region::{Kept, PAGE};
+use batchfs_region::{Kept, page_size};
 use batchfs_store::{Error, Result, Schema, Stream, check_ids, check_request};
 use rayon::prelude::*;
 
@@ -44,7 +44,7 @@ impl Resident {
         if item == 0 || stream.is_empty() {
             return Err("it has no bytes".to_owned());
         }
-        let stride = item.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        let stride = item.checked_next_multiple_of(page_size()).unwrap_or(u64::MAX);
         if stride > 2 * item {
             return Err(format!(
                 "records of {item} bytes are not kept in memory: each would take {stride}"
@@ -62,8 +62,8 @@ impl Resident {
         let path = || stream.origin().to_owned();
         let needed =
             Resident::needed(&*stream).map_err(|why| Error::Invalid { path: path(), why })?;
-        let item = stream.schema().item_bytes().unwrap_or(PAGE);
-        let stride = item.next_multiple_of(PAGE);
+        let item = stream.schema().item_bytes().unwrap_or(1);
+        let stride = item.next_multiple_of(page_size());
         let len = NonZeroUsize::new(needed as usize).unwrap_or(NonZeroUsize::MIN);
         let count = if item == stride { (LARGE / item).max(1) } else { 1 };
         let memory = Kept::new(len, |all| {
@@ -186,7 +186,9 @@ mod tests {
 
     #[test]
     fn records_in_memory_are_those_of_the_stream_each_at_a_page() {
-        for (shape, stride) in [(vec![4096], 4096), (vec![4097], 8192), (vec![3, 50, 41], 8192)] {
+        let page = page_size();
+        let more = vec![3, page / 2 + 2];
+        for (shape, stride) in [(vec![page], page), (vec![page + 1], 2 * page), (more, 2 * page)] {
             for codec in [Codec::Raw, Codec::Zstd] {
                 let folder = tempfile::tempdir().unwrap();
                 let schema = Schema::dense(DType::UInt8, shape.clone());
@@ -217,10 +219,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let labels = store(folder.path(), Schema::dense(DType::Int64, []), 10, Codec::Raw);
         let why = Resident::needed(&*labels).unwrap_err();
-        assert_eq!(why, "records of 8 bytes are not kept in memory: each would take 4096");
+        let page = page_size();
+        let wanted = format!("records of 8 bytes are not kept in memory: each would take {page}");
+        assert_eq!(why, wanted);
         let folder = tempfile::tempdir().unwrap();
-        let half = store(folder.path(), Schema::dense(DType::UInt8, [2048]), 10, Codec::Raw);
-        assert_eq!(Resident::needed(&*half), Ok(40_960));
+        let half = store(folder.path(), Schema::dense(DType::UInt8, [page / 2]), 10, Codec::Raw);
+        assert_eq!(Resident::needed(&*half), Ok(10 * page));
         let folder = tempfile::tempdir().unwrap();
         let schema = Schema::dense(DType::UInt8, [2048]);
         let empty = store(folder.path(), schema, 0, Codec::Raw);
@@ -234,13 +238,13 @@ mod tests {
             static STREAM: OnceLock<Resident> = OnceLock::new();
             let resident = STREAM.get_or_init(|| {
                 let folder = tempfile::tempdir().unwrap();
-                let schema = Schema::dense(DType::UInt8, [4096]);
+                let schema = Schema::dense(DType::UInt8, [page_size()]);
                 Resident::load(store(folder.path(), schema, 20, Codec::Raw)).unwrap()
             });
             let pieces = resident.pieces(&ids).unwrap();
             let pages: Vec<u64> = pieces
                 .iter()
-                .flat_map(|p| (p.offset..p.offset + p.len).step_by(4096).map(|at| at / 4096))
+                .flat_map(|p| p.offset / page_size()..(p.offset + p.len) / page_size())
                 .collect();
             prop_assert_eq!(pages, ids.clone());
             let runs = 1 + ids.windows(2).filter(|w| w[1] != w[0] + 1).count();

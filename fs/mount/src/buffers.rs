@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use batchfs_batch::{Batch, Face, Item, Key, View};
 use batchfs_dmabuf::{Body, Exported, Range, Refusal, Tensor, Udmabuf, Unavailable};
-use batchfs_region::PAGE;
+use batchfs_region::page_size;
 use nix::errno::Errno;
 
 use crate::exports::tensors;
@@ -104,7 +104,7 @@ impl Buffers {
         let device = self.device()?;
         let region = batch.region();
         let (label, size) = (region.label().to_owned(), region.len() as u64);
-        let own = if shared && size.is_multiple_of(PAGE) {
+        let own = if shared && size.is_multiple_of(page_size()) {
             // If they cannot be had, it is copied.
             let memfd = region.memfd().ok().flatten();
             memfd.and_then(|memfd| device.create(memfd, 0, size).ok())
@@ -115,7 +115,7 @@ impl Buffers {
             Some(buffer) => (Body::DmaBuf { buffer, len: size, shared: true }, Box::new(batch)),
             None => {
                 let os = |e: std::io::Error| Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO));
-                let len = size.next_multiple_of(PAGE);
+                let len = size.next_multiple_of(page_size());
                 let counted = self.copies.take(len).map_err(|used| {
                     let limit = self.copies.limit;
                     let why = format!("{label}: no room for a copy of {len} bytes: those that others have take {used}, and may take {limit}");

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use batchfs_region::{Keep, PAGE, Shelf};
+use batchfs_region::{Keep, Shelf, page_size};
 
 use super::device::{Device, Imported};
 use crate::error::Error;
@@ -60,7 +60,7 @@ impl DevicePool {
     /// The size that a block for `len` bytes has: the next power of two, at least a page. `None` if
     /// there is none.
     pub fn class(len: usize) -> Option<usize> {
-        len.max(PAGE as usize).checked_next_power_of_two()
+        len.max(page_size() as usize).checked_next_power_of_two()
     }
 
     /// A block of the class of `len`, at a page. What it holds is unspecified. May wait for the device.

@@ -31,7 +31,7 @@ impl Device {
     }
 
     fn try_foreign(&self) -> Foreign {
-        const LEN: u64 = batchfs_region::PAGE;
+        let len = batchfs_region::page_size();
         let udmabuf = match Udmabuf::open() {
             Ok(udmabuf) => udmabuf,
             Err(e) => return Foreign::Untried(e.to_string()),
@@ -39,17 +39,17 @@ impl Device {
         let made = CString::new("batchfs-probe").map_err(std::io::Error::other).and_then(|name| {
             let file =
                 memfd_create(name.as_c_str(), MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_CLOEXEC)?;
-            ftruncate(&file, LEN as i64)?;
+            ftruncate(&file, len as i64)?;
             fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK))?;
             Ok(file)
         });
         let made = made.map_err(|e| e.to_string()).and_then(|file| {
             use std::os::fd::AsFd as _;
-            udmabuf.create(file.as_fd(), 0, LEN).map_err(|e| e.to_string())
+            udmabuf.create(file.as_fd(), 0, len).map_err(|e| e.to_string())
         });
         match made {
             Err(e) => Foreign::Untried(e),
-            Ok(dma_buf) => match self.import(dma_buf.fd(), LEN as usize) {
+            Ok(dma_buf) => match self.import(dma_buf.fd(), len as usize) {
                 Ok(_) => Foreign::Taken,
                 Err(e) => Foreign::Refused(e.to_string()),
             },

@@ -9,8 +9,6 @@ use crate::dmabuf::{Access, DmaBuf};
 use crate::sys::hip::DeviceBytes;
 use crate::sys::render::Shared;
 
-const PAGE: usize = 4096;
-
 /// Bytes of a device that this process can read.
 pub struct HostBytes(Kind);
 
@@ -80,7 +78,7 @@ impl Device {
                     return Ok(Err("the runtime has no hipMemGetAddressRange"));
                 };
                 let (base, size) = runtime.told("hipMemGetAddressRange", range)?;
-                let whole = size.next_multiple_of(PAGE);
+                let whole = size.next_multiple_of(batchfs_region::page_size() as usize);
                 let export = runtime.functions.export(base, whole);
                 let Some(export) = export else {
                     return Ok(Err("the runtime has no hipMemGetHandleForAddressRange"));
