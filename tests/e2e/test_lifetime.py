@@ -255,15 +255,19 @@ def test_the_kernel_drops_its_caches(box, pages, compiled):
         names = ["pages", "pages/batch", "pages/batch/7", f"pages/batch/{2**50}", "README.txt"]
         before = {name: (m / name).stat() for name in names}
         held = open(m / f"pages/batch/{2**60}", "rb")
+        count = 40_000
+        # The kernel's messages of what it forgets, 16 bytes a name, stay as buffers of two threads; an
+        # allocation of the smallest size that is kept of each name would be 7.5 MiB.
+        grows = 2048 + 2 * 2 * count * 16 // 1024
         for round_ in range(4):
             # More of those that have to be remembered than are remembered at a time, together.
-            box.tool(program, m / "pages/batch", 2**50 + round_ * 10**6, 40_000, "stat")
-            box.tool(program, m / "pages/batch", round_ * 10**6, 40_000, "stat")
+            box.tool(program, m / "pages/batch", 2**50 + round_ * 10**6, count, "stat")
+            box.tool(program, m / "pages/batch", round_ * 10**6, count, "stat")
             drop(box, m)
             if round_ == 0:
                 rss, fds = sizes(m.pid)
         rss_after, fds_after = sizes(m.pid)
-        assert rss_after < rss + 2048 and fds_after <= fds + 8, f"{rss} to {rss_after} KiB"
+        assert rss_after < rss + grows and fds_after <= fds + 8, f"{rss} to {rss_after} KiB"
         for name in names:
             now = (m / name).stat()
             kept = name == f"pages/batch/{2**50}"
