@@ -256,8 +256,8 @@ def test_the_kernel_drops_its_caches(box, pages, compiled):
         before = {name: (m / name).stat() for name in names}
         held = open(m / f"pages/batch/{2**60}", "rb")
         count = 40_000
-        # The kernel's messages of what it forgets, 16 bytes a name, stay as buffers of two threads; an
-        # allocation of the smallest size that is kept of each name would be 7.5 MiB.
+        # The kernel's messages of what it forgets, 16 bytes a name, stay as buffers of two threads;
+        # an allocation of the smallest size that is kept of each name would be 7.5 MiB.
         grows = 2048 + 2 * 2 * count * 16 // 1024
         for round_ in range(4):
             # More of those that have to be remembered than are remembered at a time, together.

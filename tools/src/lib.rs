@@ -46,7 +46,6 @@ pub fn run(program: Option<Vec<OsString>>, args: Vec<OsString>) -> ExitCode {
         }
     };
     program::remember(program, args);
-    batchfs_store::keep_freed_memory();
     let result = match parsed.command {
         Command::Create(args) => commands::create::run(&args),
         Command::Export(args) => commands::export::run(&args),

@@ -135,6 +135,7 @@ pub fn mixture(
     order: Option<&AnySpec>,
     threads: usize,
 ) -> anyhow::Result<(Arc<Dataset>, LaneSpec)> {
+    batchfs_store::keep_freed_memory();
     let spec = order.map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
     let opened = open_all(source, &args.sources, Some(mix))?;
     let budget = args.budget.map(|size| size.as_u64());
@@ -149,6 +150,7 @@ pub fn dataset(
     order: Option<&AnySpec>,
     threads: usize,
 ) -> anyhow::Result<(Arc<Dataset>, LaneSpec)> {
+    batchfs_store::keep_freed_memory();
     let spec = order.map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
     let parquet = Arc::new(open(source, &args.sources)?);
     let budget = args.budget.map(|size| size.as_u64());
