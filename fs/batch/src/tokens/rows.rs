@@ -1,5 +1,6 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use batchfs_sampler::SpecError;
 use batchfs_sampler::lanes::{LaneSpec, Lanes, Mix, Mixture, Segment, SourceRow, WindowPieces};
@@ -13,6 +14,9 @@ use super::joined::Joined;
 use super::windows::{Met, Windows};
 use crate::gather::share;
 use crate::{Error, Result};
+
+/// A step that has less than one of so many tokens of its row groups does not wait until they are decoded.
+const LITTLE: u64 = 8;
 
 /// Bytes that a thread should have to copy before another one is woken.
 const PART: usize = 1 << 20;
@@ -236,6 +240,8 @@ pub(crate) struct Step<'a> {
     /// The windows of each source, with their row groups.
     parts: Vec<Vec<(Arc<WindowPieces>, Vec<usize>)>>,
     pinned: Pinned,
+    /// What is to be read ahead when this step is done.
+    later: Option<(Vec<usize>, Vec<Option<Met>>)>,
     provenance: OnceLock<Provenance>,
 }
 
@@ -346,11 +352,10 @@ impl TokenRows {
     /// Gets the row groups of a step into memory, and begins with those of the next window.
     pub(crate) fn step(&self, number: u64) -> Result<Step<'_>, Store> {
         let Plan { mixed, met, last } = self.plan(number);
-        let own = || self.sources.iter().zip(&met);
         let wanted = |(source, met): (&Windows, &Vec<Met>)| {
             met.iter().flat_map(|met| source.needed(met)).collect::<Vec<_>>()
         };
-        let wanted: Vec<usize> = own().flat_map(wanted).collect();
+        let wanted: Vec<usize> = self.sources.iter().zip(&met).flat_map(wanted).collect();
         // What a source needs soon, though this step has nothing of it.
         let soon: Vec<usize> = self
             .sources
@@ -361,14 +366,24 @@ impl TokenRows {
             .filter_map(|((source, _), last)| Some(source.needed(last.as_ref()?)))
             .flatten()
             .collect();
-        let pinned = self.tokens.groups.pin(&wanted, &soon)?;
-        let parts = own().map(|(source, met)| {
+        let all: u64 = wanted.iter().map(|&group| self.tokens.counts[group]).sum();
+        let spec = self.lanes.spec();
+        let own = spec.rows().saturating_mul(spec.seq_len);
+        let little = own.saturating_mul(LITTLE) <= all;
+        let pinned = self.tokens.groups.pin(&wanted, &soon, little)?;
+        let parts = self.sources.iter().zip(&met).map(|(source, met)| {
             let part = |met| (source.pieces(met, &pinned), source.groups(met));
             met.iter().map(part).collect()
         });
         let parts = parts.collect();
-        self.read_ahead(&soon, &last);
-        Ok(Step { rows: self, number, mixed, parts, pinned, provenance: OnceLock::new() })
+        // Pieces of packed row groups are decoded first, which needs the processor.
+        let later = if pinned.packed() {
+            Some((soon, last))
+        } else {
+            self.read_ahead(&soon, &last);
+            None
+        };
+        Ok(Step { rows: self, number, mixed, parts, pinned, later, provenance: OnceLock::new() })
     }
 
     fn plan(&self, step: u64) -> Plan {
@@ -414,6 +429,16 @@ impl TokenRows {
     }
 }
 
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        // First what the next step needs, then the next window.
+        self.pinned.done();
+        if let Some((soon, last)) = self.later.take() {
+            self.rows.read_ahead(&soon, &last);
+        }
+    }
+}
+
 impl Step<'_> {
     /// The row group and the tokens in it of each piece of a row, in order.
     fn segments(&self, row: u64) -> impl Iterator<Item = (usize, Segment)> + '_ {
@@ -427,20 +452,45 @@ impl Step<'_> {
 }
 
 impl Step<'_> {
-    /// Writes some rows of the rank to `out`.
-    pub(crate) fn fill(&self, rows: Range<u64>, mut out: &mut [u8]) -> Result<(), Store> {
+    /// Writes some rows of the rank to `out`; all of them on several threads if they are to be decoded.
+    pub(crate) fn fill(&self, rows: Range<u64>, out: &mut [u8]) -> Result<(), Store> {
+        let all = rows == (0..self.rows.rows()) && self.pinned.packed();
+        let threads = if all { thread::available_parallelism().map_or(1, usize::from) } else { 1 };
+        let each = rows.end.div_ceil(threads as u64).max(1);
+        let len = out.len() / rows.end.max(1) as usize * each as usize;
+        if each >= rows.end || len == 0 {
+            return self.copy(rows, out);
+        }
+        let parts = Mutex::new(rows.clone().step_by(each as usize).zip(out.chunks_mut(len)));
+        let failed = OnceLock::new();
+        // The lock is not held while something could panic.
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let take_parts = || {
+            while let Some((from, out)) = next() {
+                if let Err(error) = self.copy(from..(from + each).min(rows.end), out) {
+                    let _ = failed.set(error);
+                    break;
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads.min(rows.end as usize) {
+                // What cannot be started leaves the work to the others.
+                let _ = thread::Builder::new().spawn_scoped(scope, take_parts);
+            }
+            take_parts();
+        });
+        failed.into_inner().map_or(Ok(()), Err)
+    }
+
+    fn copy(&self, rows: Range<u64>, mut out: &mut [u8]) -> Result<(), Store> {
         for row in rows {
             for (group, segment) in self.segments(row) {
-                let from = segment.begin as usize;
-                let tokens = self
-                    .pinned
-                    .get(group)
-                    .and_then(|g| g.tokens.get(from..from + segment.len as usize));
                 let split = out.split_at_mut_checked(4 * segment.len as usize);
-                let (Some(tokens), Some((now, later))) = (tokens, split) else {
+                let (now, later) = split.ok_or_else(|| self.inconsistent())?;
+                if !self.pinned.copy(group, segment.begin as usize, now)? {
                     return Err(self.inconsistent());
-                };
-                now.copy_from_slice(bytemuck::cast_slice(tokens));
+                }
                 out = later;
             }
         }
