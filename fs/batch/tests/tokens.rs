@@ -145,25 +145,86 @@ fn a_source_that_is_late_is_not_waited_for_by_each_in_turn() {
 }
 
 #[test]
+fn damage_in_a_packed_row_group_fails_the_step_that_has_it_and_those_after() {
+    let source = Memory::new(equal_groups(4, 10, 80));
+    // Windows of one row group of 800 tokens, 100 steps.
+    let text = "lanes=1,window=1,seq_len=8,seed=3";
+    let rows = self::rows(&source, text, None);
+    let good: Vec<_> = (0..400).map(|number| step(&rows, number)).collect();
+    source.packed.store(true, Ordering::Relaxed);
+    let bad = rows.parts(100)[0].group;
+    source.broken.lock().unwrap().insert(bad);
+    let mut out = vec![0; 32];
+    let half = 800 * bad as i32 + 400;
+    let (mut whole, mut damaged) = (Vec::new(), Vec::new());
+    for number in 100..200 {
+        let all = good[number as usize].iter().all(|&token| token < half);
+        if all {
+            whole.push(number);
+        } else {
+            damaged.push(number);
+        };
+    }
+    for first in [damaged[0], damaged[30]] {
+        let rows = self::rows(&source, text, None);
+        let error = rows.fill(first, &mut out).unwrap_err();
+        assert!(error.to_string().contains("is broken"), "{error}");
+    }
+    let rows = self::rows(&source, text, None);
+    // What it has is whole, and so it is given out.
+    assert_eq!(step(&rows, whole[20]), good[whole[20] as usize]);
+    for number in [whole[21], whole[20], damaged[7]] {
+        let error = rows.fill(number, &mut out).unwrap_err();
+        assert!(error.to_string().contains("is broken"), "{error}");
+        assert_eq!(step(&rows, 20), good[20]);
+        assert_eq!(step(&rows, 399), good[399]);
+    }
+    source.broken.lock().unwrap().clear();
+    assert_eq!(step(&rows, damaged[7]), good[damaged[7] as usize]);
+}
+
+#[test]
+fn packed_row_groups_are_decoded_for_the_next_step_and_counted_once() {
+    let source = Memory::new(equal_groups(12, 10, 80));
+    let text = "lanes=4,window=3,seq_len=4,seed=1";
+    let expected = rows(&source, text, None);
+    source.packed.store(true, Ordering::Relaxed);
+    let rows = self::rows(&source, text, None);
+    for number in [7, 8, 7, 599, 0, 300, 301] {
+        assert_eq!(step(&rows, number), step(&expected, number), "{number}");
+    }
+    let all = self::rows(&source, text, Some(1 << 20));
+    for number in 0..600 {
+        assert_eq!(step(&all, number), step(&expected, number), "{number}");
+    }
+    assert_eq!(all.tokens().figures().decoded, 12);
+    assert_eq!(all.tokens().figures().used, 12 * (800 * 4 + 10 * 48));
+}
+
+#[test]
 fn many_threads_at_many_places_share_the_least_budget() {
-    let source = Memory::new((0..40).map(|g| vec![1 + g % 7; 20]).collect());
-    let text = "lanes=5,window=4,seq_len=9,seed=8";
-    let error = Tokens::new(source.clone(), spec(text), Some(1), 1).err().unwrap();
-    let Error::Budget { needed, .. } = error else { panic!("{error}") };
-    let rows = rows(&source, text, Some(needed));
-    let expected = self::rows(&source, text, Some(1 << 30));
-    std::thread::scope(|scope| {
-        for thread in 0..8 {
-            let (rows, expected) = (&rows, &expected);
-            scope.spawn(move || {
-                for i in 0..60u64 {
-                    let number = (i * 37 + thread * 1_000_003) % 5000;
-                    assert_eq!(step(rows, number), step(expected, number));
-                }
-            });
-        }
-    });
-    assert!(rows.tokens().figures().used <= needed);
+    for packed in [false, true] {
+        let source = Memory::new((0..40).map(|g| vec![1 + g % 7; 200]).collect());
+        source.packed.store(packed, Ordering::Relaxed);
+        let text = "lanes=5,window=4,seq_len=9,seed=8";
+        let error = Tokens::new(source.clone(), spec(text), Some(1), 1).err().unwrap();
+        let Error::Budget { needed, .. } = error else { panic!("{error}") };
+        let rows = rows(&source, text, Some(needed));
+        let expected = self::rows(&source, text, Some(1 << 30));
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (rows, expected) = (&rows, &expected);
+                scope.spawn(move || {
+                    for i in 0..60u64 {
+                        let number = (i * 37 + thread * 1_000_003) % 5000;
+                        assert_eq!(step(rows, number), step(expected, number));
+                        assert!(rows.tokens().figures().used <= rows.tokens().figures().budget);
+                    }
+                });
+            }
+        });
+        assert!(rows.tokens().figures().used <= needed);
+    }
 }
 
 #[test]

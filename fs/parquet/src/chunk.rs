@@ -153,15 +153,23 @@ fn proven_tokens(
 
 /// A description of the column that is enough to decode it.
 pub(crate) fn descriptor(column: &Column) -> ParquetResult<ColumnDescPtr> {
-    let physical = match column.ints {
+    leaf(column.ints, Repetition::REPEATED, (column.defined, 1))
+}
+
+/// A description of values without levels.
+pub(crate) fn required(ints: Ints) -> ParquetResult<ColumnDescPtr> {
+    leaf(ints, Repetition::REQUIRED, (0, 0))
+}
+
+fn leaf(ints: Ints, repetition: Repetition, levels: (i16, i16)) -> ParquetResult<ColumnDescPtr> {
+    let physical = match ints {
         Ints::Int32 | Ints::UInt32 | Ints::Null => Physical::INT32,
         Ints::Int64 | Ints::UInt64 => Physical::INT64,
     };
-    let leaf = Type::primitive_type_builder("item", physical)
-        .with_repetition(Repetition::REPEATED)
-        .build()?;
+    let leaf =
+        Type::primitive_type_builder("item", physical).with_repetition(repetition).build()?;
     let path = ColumnPath::new(vec!["item".to_owned()]);
-    Ok(Arc::new(ColumnDescriptor::new(Arc::new(leaf), column.defined, 1, path)))
+    Ok(Arc::new(ColumnDescriptor::new(Arc::new(leaf), levels.0, levels.1, path)))
 }
 
 /// Some bytes of a file, at the offsets that they have in it.

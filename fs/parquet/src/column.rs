@@ -19,6 +19,16 @@ pub(crate) enum Ints {
     Null,
 }
 
+impl Ints {
+    /// What gives stored 64 bits as a token, if they are one.
+    pub(crate) fn fits(self) -> fn(i64) -> Option<i32> {
+        match self {
+            Ints::UInt64 => |value| i32::try_from(value as u64).ok(),
+            _ => |value| i32::try_from(value).ok(),
+        }
+    }
+}
+
 /// The token column of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Column {

@@ -11,6 +11,7 @@ use parquet::errors::ParquetError;
 
 use crate::chunk::{Chunk, descriptor};
 use crate::column::{Column, Ints};
+use crate::packed;
 
 /// Levels that are decoded at a time: they stay in the processor's cache.
 const LEVELS: u64 = 16 << 10;
@@ -46,6 +47,19 @@ pub(crate) fn decode(
     bytes: Bytes,
     spare: &Arc<Spare>,
 ) -> Result<TokenGroup, Failure> {
+    // Whatever is not in order is looked at again, by the library alone, and told.
+    if let Some(group) = packed::whole(chunk, column, bytes.clone(), spare) {
+        return Ok(group);
+    }
+    by_library(chunk, column, bytes, spare)
+}
+
+fn by_library(
+    chunk: &Chunk,
+    column: &Column,
+    bytes: Bytes,
+    spare: &Arc<Spare>,
+) -> Result<TokenGroup, Failure> {
     // A footer can say anything; what it says is believed up to some size.
     let believed = |count: u64, most: u64| usize::try_from(count.min(most)).unwrap_or(0);
     let mut group = TokenGroup {
@@ -75,8 +89,7 @@ fn go_through(
     // The decoders of the library have panicked on damaged pages before now.
     let decoded = catch_unwind(AssertUnwindSafe(|| match column.ints {
         Ints::Int32 | Ints::UInt32 | Ints::Null => narrow(chunk, column, bytes, group, keep),
-        Ints::Int64 => wide(chunk, column, bytes, group, keep, |n| i32::try_from(n).ok()),
-        Ints::UInt64 => wide(chunk, column, bytes, group, keep, |n| i32::try_from(n as u64).ok()),
+        Ints::Int64 | Ints::UInt64 => wide(chunk, column, bytes, group, keep),
     }));
     let tokens = decoded.unwrap_or_else(|_| {
         Err(failure(None, "the token column is damaged: its decoder gave up"))
@@ -157,8 +170,8 @@ fn wide(
     bytes: Bytes,
     group: &mut TokenGroup,
     keep: bool,
-    fits: impl Fn(i64) -> Option<i32>,
 ) -> Result<u64, Failure> {
+    let fits = column.ints.fits();
     let mut rows = Rows::<Int64Type>::new(chunk, column, bytes)?;
     let (mut values, mut narrow) = (Vec::new(), Vec::new());
     let mut tokens = 0;
@@ -242,4 +255,85 @@ fn row_of(lengths: &[u32], mut at: u64) -> u64 {
         here
     });
     place.unwrap_or(lengths.len()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use parquet::data_type::Int32Type;
+    use parquet::file::properties::{WriterProperties, WriterVersion};
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+
+    use super::*;
+    use crate::{Options, ParquetTokens};
+
+    /// One row group of documents of so many tokens; of `None` there is none.
+    fn write(path: &Path, lengths: &[Option<usize>], properties: WriterProperties) {
+        let schema = "message m { optional group tokens (LIST) { repeated group list { optional int32 element; } } }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let file = std::fs::File::create(path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+        let (mut values, mut defs, mut reps) = (Vec::new(), Vec::new(), Vec::new());
+        for len in lengths {
+            let tokens = 0..len.unwrap_or(0);
+            values.extend(tokens.clone().map(|n| (n * n % 77) as i32));
+            defs.extend(tokens.clone().map(|_| 3));
+            reps.extend(tokens.clone().map(|n| i16::from(n > 0)));
+            if tokens.is_empty() {
+                defs.push(i16::from(len.is_some()));
+                reps.push(0);
+            }
+        }
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int32Type>().write_batch(&values, Some(&defs), Some(&reps)).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+    }
+
+    #[test]
+    fn what_is_decoded_run_by_run_is_what_the_library_decodes_damaged_or_not() {
+        let some: Vec<_> = (0..220).map(|i| Some(1 + i * 7 % 40)).collect();
+        let empty: Vec<_> = (0..220).map(|i| (i % 11 > 0).then_some(i % 13)).collect();
+        let short = vec![Some(1); 300];
+        for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+            for (dictionary, lengths) in
+                [(true, &some), (true, &empty), (false, &empty), (true, &short)]
+            {
+                let dir = tempfile::tempdir().unwrap();
+                let path = dir.path().join("x.parquet");
+                let properties = WriterProperties::builder()
+                    .set_writer_version(version)
+                    .set_dictionary_enabled(dictionary)
+                    .set_write_batch_size(20)
+                    .set_data_page_row_count_limit(90);
+                write(&path, lengths, properties.build());
+                let options = Options { cache: Some(dir.path().into()), ..Options::default() };
+                let source = ParquetTokens::open(path.to_str().unwrap(), &options).unwrap();
+                let (chunk, column) = source.first();
+                let file = std::fs::read(&path).unwrap();
+                let good = &file[chunk.bytes.start as usize..chunk.bytes.end as usize];
+                let spare = Spare::new(1);
+                let both = |bytes: Vec<u8>| {
+                    let bytes = Bytes::from(bytes);
+                    let fast = packed::whole(chunk, column, bytes.clone(), &spare);
+                    (fast, by_library(chunk, column, bytes, &spare))
+                };
+                let (fast, slow) = both(good.to_vec());
+                assert_eq!(fast.unwrap(), slow.unwrap());
+                for at in 0..good.len() {
+                    let mut bad = good.to_vec();
+                    bad[at] ^= 1 << (at % 8);
+                    match both(bad) {
+                        (Some(fast), Ok(slow)) => assert_eq!(fast, slow, "{at}"),
+                        (Some(_), Err(error)) => panic!("{at}: {error:?}"),
+                        (None, _) => {}
+                    }
+                }
+            }
+        }
+    }
 }

@@ -10,10 +10,14 @@ mod chunk;
 mod column;
 mod decode;
 mod index;
+mod levels;
 mod local;
+mod packed;
 mod place;
 mod remote;
 mod source;
+mod stripped;
+mod values;
 
 pub use source::{Options, ParquetTokens, is_parquet};
 

@@ -4,17 +4,20 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use batchfs_store::{
-    DType, Error, GroupCounts, GroupPlace, Result, Spare, TokenFile, TokenGroup, TokenSource,
+    DType, Error, GroupCounts, GroupPlace, GroupRead, Result, Spare, TokenFile, TokenGroup,
+    TokenSource,
 };
+use bytes::Bytes;
 use twox_hash::XxHash3_128;
 use url::Url;
 
+use crate::chunk::Chunk;
 use crate::column::Ints;
 use crate::index::{Indexed, index};
 use crate::local::Local;
 use crate::place::{Place, bad_file, has_suffix};
 use crate::remote::Remote;
-use crate::{cache, decode};
+use crate::{cache, decode, packed};
 
 /// How a dataset is opened.
 #[derive(Clone, Debug)]
@@ -135,10 +138,33 @@ impl ParquetTokens {
         Ok(ParquetTokens { place, column, files, groups, counts, dtype, fingerprint, spare })
     }
 
+    fn chunk(&self, group: usize) -> (&Indexed, &Chunk) {
+        let (file, group) = self.groups[group];
+        let indexed = &self.files[file as usize];
+        (indexed, &indexed.chunks[group as usize])
+    }
+
+    #[cfg(test)]
+    pub(crate) fn first(&self) -> (&Chunk, &crate::column::Column) {
+        let (indexed, chunk) = self.chunk(0);
+        (chunk, &indexed.column)
+    }
+
+    fn decode(&self, group: usize, bytes: Bytes) -> Result<TokenGroup> {
+        let (indexed, chunk) = self.chunk(group);
+        let decoded = decode::decode(chunk, &indexed.column, bytes, &self.spare);
+        decoded.map_err(|failure| Error::RowGroup {
+            file: self.place.name(&indexed.file.key),
+            group: self.groups[group].1.into(),
+            row: failure.row,
+            why: failure.why,
+        })
+    }
+
     /// Files of the dataset, by name, with their row groups, tokens and documents.
     pub fn files(&self) -> impl Iterator<Item = (&str, u64, u64, u64)> {
         self.files.iter().map(|indexed| {
-            let sum = |of: fn(&crate::chunk::Chunk) -> u64| indexed.chunks.iter().map(of).sum();
+            let sum = |of: fn(&Chunk) -> u64| indexed.chunks.iter().map(of).sum();
             let tokens = sum(|chunk| chunk.tokens.unwrap_or(0));
             let documents = sum(|chunk| chunk.documents);
             (indexed.file.key.as_str(), indexed.chunks.len() as u64, tokens, documents)
@@ -191,17 +217,19 @@ impl TokenSource for ParquetTokens {
     }
 
     fn read(&self, group: usize) -> Result<TokenGroup> {
-        let (file, group) = self.groups[group];
-        let indexed = &self.files[file as usize];
-        let chunk = &indexed.chunks[group as usize];
+        let (indexed, chunk) = self.chunk(group);
         let bytes = self.place.read(&indexed.file, chunk.bytes.clone())?;
-        let decoded = decode::decode(chunk, &indexed.column, bytes, &self.spare);
-        decoded.map_err(|failure| Error::RowGroup {
-            file: self.place.name(&indexed.file.key),
-            group: group.into(),
-            row: failure.row,
-            why: failure.why,
-        })
+        self.decode(group, bytes)
+    }
+
+    fn read_packed(&self, group: usize) -> Result<GroupRead> {
+        let (indexed, chunk) = self.chunk(group);
+        let bytes = self.place.read(&indexed.file, chunk.bytes.clone())?;
+        let most = packed::most(chunk);
+        match packed::pack(chunk, &indexed.column, bytes.clone(), &self.spare, most) {
+            Some(packed) => Ok(GroupRead::Packed(Arc::new(packed))),
+            None => self.decode(group, bytes).map(GroupRead::Whole),
+        }
     }
 
     fn announce(&self, groups: &[usize]) {

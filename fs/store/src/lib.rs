@@ -73,7 +73,9 @@ pub use store::{OpenOptions, Store};
 pub use stream::{Stream, check_ids, check_request};
 pub use sys::keep_freed_memory;
 pub use token_vec::{Spare, TokenVec};
-pub use tokens::{GroupCounts, GroupPlace, TokenFile, TokenGroup, TokenSource};
+pub use tokens::{
+    GroupCounts, GroupPlace, GroupRead, PackedGroup, TokenFile, TokenGroup, TokenSource,
+};
 pub use verify::{Report, read_all, verify};
 pub use write::Output;
 pub use writer::{StoreWriter, WriteOptions};

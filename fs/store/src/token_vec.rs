@@ -112,6 +112,32 @@ impl TokenVec {
         }
     }
 
+    /// Adds bytes as they are, and any that are missing to a whole token. It is `false`, and nothing is added, if
+    /// there is no room for them.
+    pub fn extend_from_bytes(&mut self, bytes: &[u8]) -> bool {
+        let count = bytes.len().div_ceil(size_of::<i32>());
+        match &mut self.memory {
+            Memory::Mapped(map) => {
+                let from = self.len * size_of::<i32>();
+                if count > map.len() / size_of::<i32>() - self.len {
+                    return false;
+                }
+                map[from..from + bytes.len()].copy_from_slice(bytes);
+                self.len += count;
+            }
+            Memory::Heap(vec) => {
+                let from = vec.len();
+                if count > vec.capacity() - from {
+                    return false;
+                }
+                vec.resize(from + count, 0);
+                let out: &mut [u8] = bytemuck::cast_slice_mut(&mut vec[from..]);
+                out[..bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        true
+    }
+
     /// Removes all tokens.
     pub fn clear(&mut self) {
         match &mut self.memory {
@@ -196,6 +222,24 @@ mod tests {
                 tokens.extend_from_slice(&[7]);
                 assert_eq!(*tokens, [7]);
             }
+        }
+    }
+
+    #[test]
+    fn bytes_are_added_while_there_is_room() {
+        let spare = Spare::new(1);
+        for room in [10, HUGE_PAGE / 4] {
+            let mut memory = spare.tokens(room);
+            let all = numbers(room);
+            let bytes: &[u8] = bytemuck::cast_slice(&all);
+            assert!(memory.extend_from_bytes(&bytes[..7]));
+            assert_eq!(memory.len(), 2);
+            assert!(memory.extend_from_bytes(&bytes[8..4 * room - 3]));
+            assert_eq!(memory.len(), room);
+            let added: &[u8] = bytemuck::cast_slice(&memory);
+            assert!(added[..7] == bytes[..7] && added[8..4 * room - 3] == bytes[8..4 * room - 3]);
+            let full = memory.extend_from_bytes(&vec![1; 4 * room]);
+            assert!(!full && memory.len() == room);
         }
     }
 

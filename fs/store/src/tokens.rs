@@ -1,6 +1,8 @@
 //! What a source of tokens is: documents in row groups.
 
+use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::token_vec::TokenVec;
@@ -30,6 +32,29 @@ pub struct TokenGroup {
     pub tokens: TokenVec,
     /// Tokens of each document.
     pub lengths: Vec<u32>,
+}
+
+/// A row group whose documents are known, and whose tokens are decoded when they are asked for. It takes
+/// no more memory than when it is decoded.
+pub trait PackedGroup: Debug + Send + Sync {
+    /// Tokens of each document.
+    fn lengths(&self) -> &[u32];
+
+    /// Writes the tokens from number `from` on to `out`, as little-endian bytes. It is `false` if they
+    /// cannot be decoded: [`TokenSource::read`] says why.
+    fn copy(&self, from: usize, out: &mut [u8]) -> bool;
+
+    /// All of it, or `None` as for [`copy`](Self::copy).
+    fn unpack(&self) -> Option<TokenGroup>;
+}
+
+/// A row group that somebody waits for.
+#[derive(Debug)]
+pub enum GroupRead {
+    /// It is decoded.
+    Whole(TokenGroup),
+    /// Pieces of it are decoded when they are asked for.
+    Packed(Arc<dyn PackedGroup>),
 }
 
 /// Where the bytes of a row group are.
@@ -76,6 +101,15 @@ pub trait TokenSource: Send + Sync {
     /// [`Error::RowGroup`](crate::Error::RowGroup) for what is damaged or has changed,
     /// [`Error::Io`](crate::Error::Io) for what cannot be read.
     fn read(&self, group: usize) -> Result<TokenGroup>;
+
+    /// Reads a row group of which somebody waits for little. What comes packed was not looked at in full:
+    /// damage in its values is found when they are decoded.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn read_packed(&self, group: usize) -> Result<GroupRead> {
+        self.read(group).map(GroupRead::Whole)
+    }
 
     /// Says that these row groups will be read soon, in this order. Replaces what was said before.
     fn announce(&self, groups: &[usize]) {

@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use batchfs_store::{Error, Result, Schema, Stream};
 
+use super::groups::Pinned;
 use super::sources::Tokens;
 
 /// The documents of a token source as records. Their lengths are known only when they are read.
@@ -20,21 +21,28 @@ impl Documents {
         Documents { tokens, schema, origin }
     }
 
-    /// Calls `with` with the tokens of each document.
-    fn each(&self, ids: &[u64], mut with: impl FnMut(&[i32]) -> Result<()>) -> Result<()> {
+    /// Calls `with` for each document with its row group, the tokens before it there, and its length.
+    fn each(
+        &self,
+        ids: &[u64],
+        mut with: impl FnMut(&Pinned, usize, usize, u32) -> Result<bool>,
+    ) -> Result<()> {
         let len = self.len();
         for &record in ids {
             if record >= len {
                 return Err(Error::NoSuchRecord { path: self.origin.clone(), record, len });
             }
             let (group, place) = self.tokens.find(record);
-            let pinned = self.tokens.groups().pin(&[group], &[])?;
+            let pinned = self.tokens.groups().pin(&[group], &[], true)?;
             let found = pinned.get(group).and_then(|group| {
-                let from = group.lengths.get(..place)?.iter().map(|&n| n as usize).sum::<usize>();
-                group.tokens.get(from..from + *group.lengths.get(place)? as usize)
+                let from = group.lengths().get(..place)?.iter().map(|&n| n as usize).sum::<usize>();
+                Some((from, *group.lengths().get(place)?))
             });
-            let why = || "a row group is shorter than its index says".to_owned();
-            with(found.ok_or_else(|| Error::BadStore { path: self.origin.clone(), why: why() })?)?;
+            let found = found.map_or(Ok(false), |(from, len)| with(&pinned, group, from, len))?;
+            if !found {
+                let why = "a row group is shorter than its index says".to_owned();
+                return Err(Error::BadStore { path: self.origin.clone(), why });
+            }
         }
         Ok(())
     }
@@ -54,27 +62,25 @@ impl Stream for Documents {
     }
 
     fn gather(&self, ids: &[u64], mut out: &mut [u8]) -> Result<()> {
-        self.each(ids, |tokens| {
+        self.each(ids, |pinned, group, from, len| {
             let Some((now, later)) =
-                std::mem::take(&mut out).split_at_mut_checked(4 * tokens.len())
+                std::mem::take(&mut out).split_at_mut_checked(4 * len as usize)
             else {
                 let why = "the documents do not fit into the buffer".to_owned();
                 return Err(Error::Invalid { path: self.origin.clone(), why });
             };
-            // Little-endian, as the host is: the store builds on no other.
-            now.copy_from_slice(bytemuck::cast_slice(tokens));
             out = later;
-            Ok(())
+            pinned.copy(group, from, now)
         })
     }
 
     fn elements(&self, ids: &[u64], out: &mut [u64]) -> Result<()> {
         let mut at = out.iter_mut();
-        self.each(ids, |tokens| {
+        self.each(ids, |_, _, _, len| {
             if let Some(place) = at.next() {
-                *place = tokens.len() as u64;
+                *place = len.into();
             }
-            Ok(())
+            Ok(true)
         })
     }
 

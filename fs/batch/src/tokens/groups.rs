@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use batchfs_store::{Error, GroupCounts, TokenGroup, TokenSource};
+use batchfs_store::{Error, GroupCounts, GroupRead, PackedGroup, TokenGroup, TokenSource};
 
 use super::sources::TokenFigures;
 
@@ -45,6 +45,8 @@ struct State {
     used: u64,
     clock: u64,
     demand: VecDeque<usize>,
+    /// Packed ones that were used, to be decoded.
+    unpack: VecDeque<usize>,
     ahead: VecDeque<usize>,
     /// What is not given up for something that is read ahead.
     kept: HashSet<usize>,
@@ -53,6 +55,8 @@ struct State {
     tickets: u64,
     /// Sources that did not answer in time, since when, and what they are told who ask.
     silent: HashMap<usize, (Instant, Error)>,
+    /// What failed once is not read packed any more, so that each step hears of it from then on.
+    failed: HashSet<usize>,
     stop: bool,
 }
 
@@ -61,6 +65,8 @@ struct Entry {
     pins: usize,
     /// When it was last pinned.
     last: u64,
+    /// Whoever waits for it needs little of it.
+    little: bool,
     content: Content,
 }
 
@@ -68,13 +74,34 @@ enum Content {
     /// Queued, or being decoded.
     Coming,
     Here(Arc<TokenGroup>),
+    /// For those that wait for it now, until the first of them is done.
+    Packed(Arc<dyn PackedGroup>),
+    /// Queued to be decoded, as the next one may need more of it.
+    Used(Arc<dyn PackedGroup>),
     /// For those that had it pinned. The next one tries again.
     Failed(Error),
 }
 
+/// A row group in memory.
+#[derive(Clone)]
+pub(crate) enum Held {
+    Whole(Arc<TokenGroup>),
+    Packed(Arc<dyn PackedGroup>),
+}
+
+impl Held {
+    /// Tokens of each document.
+    pub(crate) fn lengths(&self) -> &[u32] {
+        match self {
+            Held::Whole(group) => &group.lengths,
+            Held::Packed(group) => group.lengths(),
+        }
+    }
+}
+
 /// Row groups that stay in memory while this lives.
 pub(crate) struct Pinned {
-    groups: HashMap<usize, Arc<TokenGroup>>,
+    groups: HashMap<usize, Held>,
     inner: Arc<Inner>,
 }
 
@@ -85,13 +112,52 @@ impl Pinned {
     }
 
     /// A row group that was asked for.
-    pub(crate) fn get(&self, group: usize) -> Option<&TokenGroup> {
-        self.groups.get(&group).map(|group| &**group)
+    pub(crate) fn get(&self, group: usize) -> Option<&Held> {
+        self.groups.get(&group)
+    }
+
+    /// Whether some are packed.
+    pub(crate) fn packed(&self) -> bool {
+        self.groups.values().any(|held| matches!(held, Held::Packed(_)))
+    }
+
+    /// Nothing more is needed of those that are packed: they are decoded for the next one.
+    pub(crate) fn done(&self) {
+        if self.packed() {
+            self.inner.lock().used(self.groups.keys());
+            self.inner.work.notify_all();
+        }
+    }
+
+    /// Writes tokens of a row group that was asked for to `out`, as little-endian bytes, from number
+    /// `from` on; says whether it has so many.
+    ///
+    /// # Errors
+    /// What is damaged, which shows in a packed row group only now.
+    pub(crate) fn copy(&self, group: usize, from: usize, out: &mut [u8]) -> Result<bool, Error> {
+        let whole = |whole: &TokenGroup, out: &mut [u8]| {
+            let tokens = whole.tokens.get(from..from.saturating_add(out.len() / 4));
+            // Little-endian, as the host is: the store builds on no other.
+            tokens.map(|tokens| out.copy_from_slice(bytemuck::cast_slice(tokens))).is_some()
+        };
+        match self.groups.get(&group) {
+            Some(Held::Whole(group)) => Ok(whole(group, out)),
+            Some(Held::Packed(packed)) if packed.copy(from, out) => Ok(true),
+            Some(Held::Packed(_)) => match self.inner.source.read(group) {
+                Ok(group) => Ok(whole(&group, out)),
+                Err(error) => {
+                    self.inner.lock().failed.insert(group);
+                    Err(error)
+                }
+            },
+            None => Ok(false),
+        }
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        self.done();
         self.inner.unpin(self.groups.keys().copied());
     }
 }
@@ -150,16 +216,21 @@ impl Groups {
     }
 
     /// Pins the row groups `wanted`, which fit into the budget together, and waits until they are
-    /// decoded. They, and those that are wanted `soon`, are what reading ahead does not displace from
-    /// now on.
+    /// there: decoded, or those that are read for it packed if only a `little` of each is needed. They, and
+    /// those that are wanted `soon`, are what reading ahead does not displace from now on.
     ///
     /// # Errors
     /// The first of them that could not be read.
-    pub(crate) fn pin(&self, wanted: &[usize], soon: &[usize]) -> Result<Pinned, Error> {
+    pub(crate) fn pin(
+        &self,
+        wanted: &[usize],
+        soon: &[usize],
+        little: bool,
+    ) -> Result<Pinned, Error> {
         let wanted: HashSet<usize> = wanted.iter().copied().collect();
         let inner = &self.inner;
         inner.lock().answers(&wanted, |group| inner.source_of(group))?;
-        let mut state = inner.admit(&wanted, soon);
+        let mut state = inner.admit(&wanted, soon, little);
         state.kept.clone_from(&wanted);
         state.kept.extend(soon);
         inner.work.notify_all();
@@ -168,6 +239,14 @@ impl Groups {
             if let Some(group) = own.and_then(|at| state.demand.remove(at)) {
                 drop(state);
                 inner.load(group);
+                state = inner.lock();
+                continue;
+            }
+            let used = state.unpack.iter().position(|group| wanted.contains(group));
+            if let Some(group) = used.and_then(|at| state.unpack.remove(at)) {
+                let packed = state.begin_unpacking(group);
+                drop(state);
+                inner.unpack(group, packed);
                 state = inner.lock();
                 continue;
             }
@@ -209,7 +288,7 @@ impl Groups {
                 complete = false;
                 break;
             }
-            state.insert(group, bytes, 0);
+            state.insert(group, bytes, 0, false);
             state.ahead.push_back(group);
             new.push(group);
         }
@@ -238,9 +317,30 @@ impl State {
         }
     }
 
-    fn insert(&mut self, group: usize, bytes: u64, pins: usize) {
+    /// Queues packed row groups that were used.
+    fn used<'a>(&mut self, groups: impl Iterator<Item = &'a usize>) {
+        for group in groups {
+            if let Some(entry) = self.entries.get_mut(group)
+                && let Content::Packed(packed) = &entry.content
+            {
+                entry.content = Content::Used(packed.clone());
+                self.unpack.push_back(*group);
+            }
+        }
+    }
+
+    /// What is to be unpacked of a row group that was queued for it; nothing if it was given up since.
+    fn begin_unpacking(&mut self, group: usize) -> Option<Arc<dyn PackedGroup>> {
+        let entry = self.entries.get_mut(&group)?;
+        let Content::Used(packed) = &entry.content else { return None };
+        let packed = packed.clone();
+        entry.content = Content::Coming;
+        Some(packed)
+    }
+
+    fn insert(&mut self, group: usize, bytes: u64, pins: usize, little: bool) {
         self.clock += 1;
-        let entry = Entry { bytes, pins, last: self.clock, content: Content::Coming };
+        let entry = Entry { bytes, pins, last: self.clock, little, content: Content::Coming };
         self.entries.insert(group, entry);
         self.used += bytes;
     }
@@ -288,16 +388,16 @@ impl State {
 
     /// All of them, once each is there or has failed.
     #[allow(clippy::type_complexity)]
-    fn collect(
-        &self,
-        wanted: &HashSet<usize>,
-    ) -> Option<Result<HashMap<usize, Arc<TokenGroup>>, Error>> {
+    fn collect(&self, wanted: &HashSet<usize>) -> Option<Result<HashMap<usize, Held>, Error>> {
         let mut all = HashMap::with_capacity(wanted.len());
         let mut failed = None;
         for group in wanted {
             match self.entries.get(group).map(|entry| &entry.content) {
                 Some(Content::Here(here)) => {
-                    all.insert(*group, here.clone());
+                    all.insert(*group, Held::Whole(here.clone()));
+                }
+                Some(Content::Packed(packed)) => {
+                    all.insert(*group, Held::Packed(packed.clone()));
                 }
                 Some(Content::Failed(error)) => failed = Some(again(error)),
                 _ => return None,
@@ -324,7 +424,12 @@ impl Inner {
     /// Waits until `wanted` fit beside what others have pinned, and pins them. What is wanted `soon`
     /// counts as used. Who came first is first: one that needs much room gets it however many come
     /// after it that need little.
-    fn admit(&self, wanted: &HashSet<usize>, soon: &[usize]) -> MutexGuard<'_, State> {
+    fn admit(
+        &self,
+        wanted: &HashSet<usize>,
+        soon: &[usize],
+        little: bool,
+    ) -> MutexGuard<'_, State> {
         let own: u64 = wanted.iter().map(|group| self.bytes(*group)).sum();
         let mut state = self.lock();
         state.clock += 1;
@@ -345,6 +450,11 @@ impl Inner {
             let ahead = std::mem::take(&mut state.ahead);
             let (now, later): (VecDeque<_>, VecDeque<_>) =
                 ahead.into_iter().partition(|group| wanted.contains(group));
+            for group in &now {
+                if let Some(entry) = state.entries.get_mut(group) {
+                    entry.little = little;
+                }
+            }
             state.demand.extend(now);
             state.ahead = later;
             // What is being decoded ahead cannot be given up before it is done; what is only queued can.
@@ -387,13 +497,14 @@ impl Inner {
                     entry.last = now;
                     if matches!(entry.content, Content::Failed(_)) && entry.pins == 1 {
                         entry.content = Content::Coming;
+                        entry.little = little;
                         state.demand.push_back(*group);
                     } else {
                         self.hits.fetch_add(1, Ordering::Relaxed);
                     }
                 }
                 None => {
-                    state.insert(*group, self.bytes(*group), 1);
+                    state.insert(*group, self.bytes(*group), 1, little);
                     state.demand.push_back(*group);
                 }
             }
@@ -433,6 +544,13 @@ impl Inner {
                 if let Some(group) = state.demand.pop_front() {
                     break group;
                 }
+                if let Some(group) = state.unpack.pop_front() {
+                    let packed = state.begin_unpacking(group);
+                    drop(state);
+                    self.unpack(group, packed);
+                    state = self.lock();
+                    continue;
+                }
                 // What is begun takes its room until it is done, which somebody may wait for.
                 if state.waiting.is_empty()
                     && let Some(group) = state.ahead.pop_front()
@@ -447,15 +565,36 @@ impl Inner {
         }
     }
 
-    /// Decodes a row group, which has an entry that is `Coming`.
+    /// Reads a row group, which has an entry that is `Coming`.
     fn load(&self, group: usize) {
-        let read = catch_unwind(AssertUnwindSafe(|| self.source.read(group)));
+        let state = self.lock();
+        let little = !state.failed.contains(&group)
+            && state.entries.get(&group).is_some_and(|entry| entry.little);
+        drop(state);
+        self.settle(group, || match little {
+            true => self.source.read_packed(group),
+            false => self.source.read(group).map(GroupRead::Whole),
+        });
+        self.decoded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Decodes a packed row group, which has an entry that is `Coming`.
+    fn unpack(&self, group: usize, packed: Option<Arc<dyn PackedGroup>>) {
+        let Some(packed) = packed else { return };
+        self.settle(group, || {
+            // What is wrong is found out, and told, as ever.
+            let whole = packed.unpack().map_or_else(|| self.source.read(group), Ok);
+            whole.map(GroupRead::Whole)
+        });
+    }
+
+    fn settle(&self, group: usize, read: impl FnOnce() -> Result<GroupRead, Error>) {
+        let read = catch_unwind(AssertUnwindSafe(read));
         let read = read.unwrap_or_else(|_| {
             let place = self.source.place(group);
             let why = "batchfs itself failed; please report this".to_owned();
             Err(Error::RowGroup { file: place.file, group: place.group, row: None, why })
         });
-        self.decoded.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
         let source = self.source_of(group);
         match &read {
@@ -465,9 +604,13 @@ impl Inner {
             }
             Err(_) => {}
         }
+        if read.is_err() {
+            state.failed.insert(group);
+        }
         if let Some(entry) = state.entries.get_mut(&group) {
             match read {
-                Ok(read) => entry.content = Content::Here(Arc::new(read)),
+                Ok(GroupRead::Whole(whole)) => entry.content = Content::Here(Arc::new(whole)),
+                Ok(GroupRead::Packed(packed)) => entry.content = Content::Packed(packed),
                 Err(error) if entry.pins > 0 => entry.content = Content::Failed(error),
                 // Nobody waits for it, and whoever wants it will hear for himself.
                 Err(_) => state.forget(group),

@@ -80,12 +80,14 @@ fn a_large_row_group_is_not_overtaken_by_small_ones() {
     let groups = Groups::new(source, vec![0], budget(950, 5), 0).unwrap();
     let (tell, told) = channel();
     thread::scope(|scope| {
-        let first = groups.pin(&[0], &[]).unwrap();
+        let first = groups.pin(&[0], &[], false).unwrap();
         for (waiting, group) in [(1, 1), (2, 2), (3, 3), (4, 4)] {
             let (groups, tell) = (&groups, tell.clone());
             scope.spawn(move || {
-                let pinned = groups.pin(&[group], &[]).unwrap();
-                assert_eq!(pinned.get(group).unwrap().tokens[0], group as i32);
+                let pinned = groups.pin(&[group], &[], false).unwrap();
+                let mut token = [0; 4];
+                assert!(pinned.copy(group, 0, &mut token).unwrap());
+                assert_eq!(i32::from_le_bytes(token), group as i32);
                 tell.send((group, pinned)).unwrap();
             });
             // There is room for the small ones beside what is pinned, and yet they wait.
@@ -115,7 +117,7 @@ fn nothing_is_begun_ahead_while_somebody_waits_for_room() {
     assert!(groups.ahead(&[0, 1]));
     assert_eq!(seen.recv().unwrap(), 0);
     thread::scope(|scope| {
-        let large = scope.spawn(|| groups.pin(&[2], &[]).map(drop));
+        let large = scope.spawn(|| groups.pin(&[2], &[], false).map(drop));
         until_waiting(&groups, 1);
         go.send(()).unwrap();
         // The thread that decodes leaves the second one for later.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use batchfs_sampler::lanes::Mix;
-use batchfs_store::{DType, GroupCounts, GroupPlace, Result, TokenFile, TokenGroup, TokenSource};
+use batchfs_store::{
+    DType, GroupCounts, GroupPlace, GroupRead, Result, TokenFile, TokenGroup, TokenSource,
+};
 use sha2::{Digest as _, Sha256};
 
 pub(super) struct Joined {
@@ -82,6 +84,11 @@ impl TokenSource for Joined {
     fn read(&self, group: usize) -> Result<TokenGroup> {
         let (source, group) = self.find(group);
         source.read(group)
+    }
+
+    fn read_packed(&self, group: usize) -> Result<GroupRead> {
+        let (source, group) = self.find(group);
+        source.read_packed(group)
     }
 
     fn announce(&self, groups: &[usize]) {

@@ -12,6 +12,9 @@ use super::step::Step;
 use super::windows::{Met, Windows};
 use crate::{Error, Result};
 
+/// A step that has less than one of so many tokens of its row groups does not wait until they are decoded.
+const LITTLE: u64 = 8;
+
 /// The rows of a token source, or of a mixture, under a spec: any step of them, at any time.
 pub struct TokenRows {
     pub(super) tokens: Arc<Tokens>,
@@ -141,11 +144,10 @@ impl TokenRows {
     /// Gets the row groups of a step into memory, and begins with those of the next window.
     pub(crate) fn step(&self, number: u64) -> Result<Step<'_>, Store> {
         let Plan { mixed, met, last } = self.plan(number);
-        let own = || self.sources.iter().zip(&met);
         let wanted = |(source, met): (&Windows, &Vec<Met>)| {
             met.iter().flat_map(|met| source.needed(met)).collect::<Vec<_>>()
         };
-        let wanted: Vec<usize> = own().flat_map(wanted).collect();
+        let wanted: Vec<usize> = self.sources.iter().zip(&met).flat_map(wanted).collect();
         // What a source needs soon, though this step has nothing of it.
         let soon: Vec<usize> = self
             .sources
@@ -156,14 +158,24 @@ impl TokenRows {
             .filter_map(|((source, _), last)| Some(source.needed(last.as_ref()?)))
             .flatten()
             .collect();
-        let pinned = self.tokens.groups.pin(&wanted, &soon)?;
-        let parts = own().map(|(source, met)| {
+        let all: u64 = wanted.iter().map(|&group| self.tokens.counts[group]).sum();
+        let spec = self.lanes.spec();
+        let own = spec.rows().saturating_mul(spec.seq_len);
+        let little = own.saturating_mul(LITTLE) <= all;
+        let pinned = self.tokens.groups.pin(&wanted, &soon, little)?;
+        let parts = self.sources.iter().zip(&met).map(|(source, met)| {
             let part = |met| (source.pieces(met, &pinned), source.groups(met));
             met.iter().map(part).collect()
         });
         let parts = parts.collect();
-        self.read_ahead(&soon, &last);
-        Ok(Step { rows: self, number, mixed, parts, pinned, provenance: OnceLock::new() })
+        // Pieces of packed row groups are decoded first, which needs the processor.
+        let later = if pinned.packed() {
+            Some((soon, last))
+        } else {
+            self.read_ahead(&soon, &last);
+            None
+        };
+        Ok(Step { rows: self, number, mixed, parts, pinned, later, provenance: OnceLock::new() })
     }
 
     fn plan(&self, step: u64) -> Plan {
@@ -190,7 +202,7 @@ impl TokenRows {
     }
 
     /// Begins to decode what is needed `soon`, and the windows after these.
-    fn read_ahead(&self, soon: &[usize], last: &[Option<Met>]) {
+    pub(super) fn read_ahead(&self, soon: &[usize], last: &[Option<Met>]) {
         let after = self.sources.iter().zip(last).map(|(source, last)| {
             let next = source.after(last.as_ref()?)?;
             Some((source, next))

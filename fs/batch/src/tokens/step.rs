@@ -1,7 +1,8 @@
 //! A step of token rows whose row groups are in memory: what is copied from where.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use batchfs_sampler::lanes::{LaneSpec, Segment, SourceRow, WindowPieces};
 use batchfs_store::Error as Store;
@@ -10,6 +11,7 @@ use rayon::ThreadPool;
 use super::Provenance;
 use super::groups::Pinned;
 use super::rows::TokenRows;
+use super::windows::Met;
 use crate::gather::share;
 
 /// Bytes that a thread should have to copy before another one is woken.
@@ -24,7 +26,19 @@ pub(crate) struct Step<'a> {
     /// The windows of each source, with their row groups.
     pub(super) parts: Vec<Vec<(Arc<WindowPieces>, Vec<usize>)>>,
     pub(super) pinned: Pinned,
+    /// What is to be read ahead when this step is done.
+    pub(super) later: Option<(Vec<usize>, Vec<Option<Met>>)>,
     pub(super) provenance: OnceLock<Provenance>,
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        // First what the next step needs, then the next window.
+        self.pinned.done();
+        if let Some((soon, last)) = self.later.take() {
+            self.rows.read_ahead(&soon, &last);
+        }
+    }
 }
 
 impl Step<'_> {
@@ -38,20 +52,45 @@ impl Step<'_> {
         })
     }
 
-    /// Writes some rows of the rank to `out`.
-    pub(crate) fn fill(&self, rows: Range<u64>, mut out: &mut [u8]) -> Result<(), Store> {
+    /// Writes some rows of the rank to `out`; all of them on several threads if they are to be decoded.
+    pub(crate) fn fill(&self, rows: Range<u64>, out: &mut [u8]) -> Result<(), Store> {
+        let all = rows == (0..self.rows.rows()) && self.pinned.packed();
+        let threads = if all { thread::available_parallelism().map_or(1, usize::from) } else { 1 };
+        let each = rows.end.div_ceil(threads as u64).max(1);
+        let len = out.len() / rows.end.max(1) as usize * each as usize;
+        if each >= rows.end || len == 0 {
+            return self.copy(rows, out);
+        }
+        let parts = Mutex::new(rows.clone().step_by(each as usize).zip(out.chunks_mut(len)));
+        let failed = OnceLock::new();
+        // The lock is not held while something could panic.
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let take_parts = || {
+            while let Some((from, out)) = next() {
+                if let Err(error) = self.copy(from..(from + each).min(rows.end), out) {
+                    let _ = failed.set(error);
+                    break;
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads.min(rows.end as usize) {
+                // What cannot be started leaves the work to the others.
+                let _ = thread::Builder::new().spawn_scoped(scope, take_parts);
+            }
+            take_parts();
+        });
+        failed.into_inner().map_or(Ok(()), Err)
+    }
+
+    fn copy(&self, rows: Range<u64>, mut out: &mut [u8]) -> Result<(), Store> {
         for row in rows {
             for (group, segment) in self.segments(row) {
-                let from = segment.begin as usize;
-                let tokens = self
-                    .pinned
-                    .get(group)
-                    .and_then(|g| g.tokens.get(from..from + segment.len as usize));
                 let split = out.split_at_mut_checked(4 * segment.len as usize);
-                let (Some(tokens), Some((now, later))) = (tokens, split) else {
+                let (now, later) = split.ok_or_else(|| self.inconsistent())?;
+                if !self.pinned.copy(group, segment.begin as usize, now)? {
                     return Err(self.inconsistent());
-                };
-                now.copy_from_slice(bytemuck::cast_slice(tokens));
+                }
                 out = later;
             }
         }

@@ -102,7 +102,7 @@ impl Windows {
         }
         let groups = self.groups(met);
         let lengths =
-            |place: usize| pinned.get(groups[place]).map_or(&[][..], |group| &group.lengths);
+            |place: usize| pinned.get(groups[place]).map_or(&[][..], |group| group.lengths());
         let pieces = Arc::new(WindowPieces::new(&self.lanes, epoch, *window, lengths));
         kept.push_back(pieces.clone());
         trim(&mut kept, pinned.budget() / 2);
