@@ -86,7 +86,9 @@ class Relay:
 
 
 WAITS = """
-import glob, json, sys, time, batchfs
+import signal, glob, json, sys, time, batchfs
+# A run in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings = json.load(sys.stdin)
 loader = batchfs.TokenLoader("s3://bucket/data", **settings)
 loader.next()
@@ -107,7 +109,9 @@ except KeyboardInterrupt:
 
 
 MOUNTED = """
-import sys, batchfs
+import signal, sys, batchfs
+# A run in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 ds = batchfs.open(sys.argv[1])
 assert ds["tokens"].batch[0].shape == (6, 16)
 try:
