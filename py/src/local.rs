@@ -54,9 +54,11 @@ impl Local {
         let order = Sampler::new(spec, records).ok()?;
         let each = stream.payload_bytes() / records.max(1);
         let batch = each.saturating_mul(order.local_batch());
-        let small = (1..=MOST).contains(&batch);
+        if !(1..=MOST).contains(&batch) {
+            return None;
+        }
         let room = Room::Host(Pool::new(KEEP * batch));
-        small.then_some(Local { stream, order, room, mount, device })
+        Some(Local { stream, order, room, mount, device })
     }
 }
 

@@ -64,6 +64,7 @@ def test_small_raw_batches_are_read_here(mounted, images, ids):
     assert local == {"images": True, "tokens": True, "boxes": False, "labels": False}
     assert mounted.view(batch=32, seed=7)["images"]._local is not None
     assert mounted.view(batch=8192, mode="iid")["images"]._local is None
+    assert mounted.view(batch=2**60, mode="iid")["images"]._local is None
     before = reads(mounted)
     for step in range(20):
         assert np.array_equal(mounted["images"].batch[step].numpy(), images[ids(step)])

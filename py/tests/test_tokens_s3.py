@@ -123,6 +123,21 @@ except KeyboardInterrupt:
 """
 
 
+def leaves(child):
+    """A child that waits ends by Ctrl-C."""
+    assert child.stdout.readline() == "waits\n"
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    assert child.stdout.readline() == "interrupted\n"
+    assert child.wait(60) == 0
+
+
+def end(child, relay):
+    relay.goes_on.set()
+    child.kill()
+    child.wait(30)
+
+
 @pytest.mark.usefixtures("fuse")
 @pytest.mark.parametrize("cached", [False, True], ids=["best", "cached"])
 def test_who_waits_for_a_mounted_batch_can_leave(served, cached):
@@ -145,15 +160,9 @@ def test_who_waits_for_a_mounted_batch_can_leave(served, cached):
         try:
             ds["tokens"].batch[0]
             relay.goes_on.clear()
-            assert child.stdout.readline() == "waits\n"
-            time.sleep(0.5)
-            child.send_signal(signal.SIGINT)
-            assert child.stdout.readline() == "interrupted\n"
-            assert child.wait(60) == 0
+            leaves(child)
         finally:
-            relay.goes_on.set()
-            child.kill()
-            child.wait(30)
+            end(child, relay)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -180,12 +189,6 @@ def test_who_waits_for_a_server_that_hangs_can_leave(served, tmp_path, prefetch)
         assert child.stdout.readline() == "read\n"
         relay.goes_on.clear()
         go.write_text("go")
-        assert child.stdout.readline() == "waits\n"
-        time.sleep(0.5)
-        child.send_signal(signal.SIGINT)
-        assert child.stdout.readline() == "interrupted\n"
-        assert child.wait(60) == 0
+        leaves(child)
     finally:
-        relay.goes_on.set()
-        child.kill()
-        child.wait(30)
+        end(child, relay)

@@ -1,5 +1,6 @@
 use std::io;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use batchfs_store::{Error, Stream};
 use rayon::ThreadPool;
@@ -213,23 +214,51 @@ pub(crate) fn share<T: Send>(
     work: impl Fn(T) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
     let helpers = parts.len().min(pool.current_num_threads()).saturating_sub(1);
+    shared(parts, work, |take_parts| {
+        pool.in_place_scope(|scope| {
+            for _ in 0..helpers {
+                scope.spawn(|_| take_parts());
+            }
+            take_parts();
+        });
+    })
+}
+
+/// As [`share`], on threads that are started for it.
+pub(crate) fn share_anew<T: Send>(
+    threads: usize,
+    parts: Vec<T>,
+    work: impl Fn(T) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let helpers = parts.len().min(threads).saturating_sub(1);
+    shared(parts, work, |take_parts| {
+        thread::scope(|scope| {
+            for _ in 0..helpers {
+                // What cannot be started leaves the work to the others.
+                let _ = thread::Builder::new().spawn_scoped(scope, take_parts);
+            }
+            take_parts();
+        });
+    })
+}
+
+/// Has `run` call what takes parts and does `work` for each, on any number of threads.
+fn shared<T: Send>(
+    parts: Vec<T>,
+    work: impl Fn(T) -> Result<(), Error> + Sync,
+    run: impl FnOnce(&(dyn Fn() + Sync)),
+) -> Result<(), Error> {
     let left = Mutex::new(parts.into_iter());
     let failed = Mutex::new(None);
     // Neither lock is held while something could panic.
     let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let take_part = || {
+    run(&|| {
         while let Some(part) = next() {
             if let Err(e) = work(part) {
                 failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
                 break;
             }
         }
-    };
-    pool.in_place_scope(|scope| {
-        for _ in 0..helpers {
-            scope.spawn(|_| take_part());
-        }
-        take_part();
     });
     failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }

@@ -38,8 +38,8 @@ fn mounted_at(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Undoes the octal escapes of the mount table.
-fn unescape(field: &[u8]) -> Vec<u8> {
+/// Undoes the octal escapes of the mount tables.
+pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&b, tail)) = rest.split_first() {

@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::preflight::unescape;
+
 const TABLE: &str = "/run/mount/utab";
 
 /// Whether the table has a line of a mount at `dir`.
@@ -19,26 +21,7 @@ fn lists(table: &[u8], dir: &Path) -> bool {
         .split(|byte| *byte == b'\n')
         .flat_map(|line| line.split(|byte| *byte == b' '))
         .filter_map(|field| field.strip_prefix(b"TARGET="))
-        .any(|target| plain(target) == dir)
-}
-
-/// Without the escapes: blanks and the like are a backslash and three octal digits.
-fn plain(mut field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    while let Some((&first, rest)) = field.split_first() {
-        let code = |digits: &[u8]| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok();
-        match rest.get(..3).filter(|_| first == b'\\').and_then(code) {
-            Some(byte) => {
-                out.push(byte);
-                field = &rest[3..];
-            }
-            None => {
-                out.push(first);
-                field = rest;
-            }
-        }
-    }
-    out
+        .any(|target| unescape(target) == dir)
 }
 
 /// Unmounts `dir` by umount(8), which takes the line away, too. Says whether it did.

@@ -1,7 +1,7 @@
 //! A step of token rows whose row groups are in memory: what is copied from where.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use batchfs_sampler::lanes::{LaneSpec, Segment, SourceRow, WindowPieces};
@@ -12,7 +12,7 @@ use super::Provenance;
 use super::groups::Pinned;
 use super::rows::TokenRows;
 use super::windows::Met;
-use crate::gather::share;
+use crate::gather::{share, share_anew};
 
 /// Bytes that a thread should have to copy before another one is woken.
 const PART: usize = 1 << 20;
@@ -61,26 +61,10 @@ impl Step<'_> {
         if each >= rows.end || len == 0 {
             return self.copy(rows, out);
         }
-        let parts = Mutex::new(rows.clone().step_by(each as usize).zip(out.chunks_mut(len)));
-        let failed = OnceLock::new();
-        // The lock is not held while something could panic.
-        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let take_parts = || {
-            while let Some((from, out)) = next() {
-                if let Err(error) = self.copy(from..(from + each).min(rows.end), out) {
-                    let _ = failed.set(error);
-                    break;
-                }
-            }
-        };
-        thread::scope(|scope| {
-            for _ in 1..threads.min(rows.end as usize) {
-                // What cannot be started leaves the work to the others.
-                let _ = thread::Builder::new().spawn_scoped(scope, take_parts);
-            }
-            take_parts();
-        });
-        failed.into_inner().map_or(Ok(()), Err)
+        let parts = rows.clone().step_by(each as usize).zip(out.chunks_mut(len));
+        share_anew(threads, parts.collect(), |(from, out)| {
+            self.copy(from..(from + each).min(rows.end), out)
+        })
     }
 
     fn copy(&self, rows: Range<u64>, mut out: &mut [u8]) -> Result<(), Store> {
