@@ -36,6 +36,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small data, a few seconds")
     parser.add_argument("--work", type=Path, help="folder for datasets (default: a temporary one)")
     parser.add_argument("--only", help="comma-separated groups, such as gather,ids")
+    parser.add_argument("--data", type=Path, help="Parquet files in a folder, for the group tokens")
+    parser.add_argument("--column", help="the column with their tokens (default: tokens)")
     parser.add_argument("--rounds", type=int, help="turns that each contestant gets")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     parser.add_argument(
@@ -60,6 +62,8 @@ def main() -> int:
     venv = args.venv or target / "bench-venv"
     pins = REQUIREMENTS + (TORCH if args.torch else [])
     tokens = args.only is not None and "tokens" in args.only.split(",")
+    if (args.data or args.column) and not tokens:
+        parser.error("--data and --column are for --only tokens")
     if tokens:
         pins = [*pins, *TORCH, *TOKENS]
         venv = venv.with_name(f"{venv.name}-tokens")
@@ -77,7 +81,7 @@ def main() -> int:
 
     command = [str(python), "-m", "harness", "--bin", str(target / args.profile)]
     command += ["--quick"] if args.quick else []
-    for name in ("work", "only", "rounds", "json", "patience"):
+    for name in ("work", "only", "data", "column", "rounds", "json", "patience"):
         value = getattr(args, name)
         if value is not None:
             value = value.absolute() if isinstance(value, Path) else value

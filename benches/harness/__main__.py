@@ -44,6 +44,8 @@ def main() -> int:
     parser.add_argument("--bin", type=Path, required=True)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--only")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--column", default="tokens")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--patience", type=float, default=0)
@@ -70,6 +72,7 @@ def run(args: argparse.Namespace, wanted: list[str], folder: Path, temp: Path) -
     rounds = args.rounds or (2 if args.quick else 9)
     watch = Watch(args.patience)
     ctx = Context(bench, args.bin, temp, work, figures, rounds, args.quick, watch, args.work)
+    ctx.data, ctx.column = args.data, args.column
     for name in wanted:
         say(name)
         GROUPS[name](ctx)

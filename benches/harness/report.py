@@ -70,7 +70,17 @@ def _tokens(codec: str) -> list[Goal]:
         Goal(f"{what}: first pass, mount", "tokens", codec, "batchfs, mount", peer, 4, 6),
         Goal(f"{what}: processor", "tokens, processor", codec, "batchfs", peer, 2, 1 / 0.35),
         Goal(f"{what}: later epochs", "tokens", codec, "batchfs, later epochs", peer, 20, None),
+        Goal(f"{what}: beside Arrow tables", "tokens", codec, "batchfs", "datasets, arrow", 0, 1),
         Goal(f"{what}: a seek beside step 0", start, codec, far, near, 1 / 1.5, 1),
+        Goal(
+            f"{what}: a seek beside step 0, mount",
+            start,
+            codec,
+            "batchfs, mount, step 10,000,000",
+            "batchfs, mount",
+            1 / 1.5,
+            1,
+        ),
         Goal(f"{what}: resumed", "tokens, resumed", codec, "batchfs", peer, 1, None),
     ]
 

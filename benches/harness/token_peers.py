@@ -1,6 +1,6 @@
 """One pass over documents of tokens with a peer, packed into full rows; answers one JSON line.
 
-`python -m harness.token_peers WHO FOLDER LANES SEQ_LEN DOCUMENTS`. Every batch is summed, as uint64 words.
+`python -m harness.token_peers WHO FOLDER COLUMN LANES SEQ_LEN DOCUMENTS`. Every batch is summed, as uint64 words.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ class Pack:
                     yield
 
 
-def by_map(folder: Path, kind: str, skip: int = 0) -> Documents:
+def by_map(folder: Path, column: str, kind: str, skip: int = 0) -> Documents:
     """Converted to Arrow once, then shuffled by index."""
     import datasets
 
     files = sorted(str(path) for path in (folder / "parquet").glob("*.parquet"))
     cache = str(folder / "hf-cache")
     data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=cache)
-    data = data.select_columns("tokens").shuffle(seed=1, keep_in_memory=True)
+    data = data.select_columns(column).shuffle(seed=1, keep_in_memory=True)
     for part in data.skip(skip).with_format(kind).iter(batch_size=1000):
         if kind == "arrow":
-            yield part["tokens"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            yield part[column].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         else:
-            yield from part["tokens"]
+            yield from part[column]
 
 
-def stream(folder: Path, state: dict[str, Any] | None = None) -> tuple[Any, Documents]:
+def stream(folder: Path, column: str, state: dict[str, Any] | None = None) -> tuple[Any, Documents]:
     """Read from Parquet as it goes, shuffled in a buffer."""
     import datasets
 
     files = sorted(str(path) for path in (folder / "parquet").glob("*.parquet"))
     data = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
-    data = data.select_columns("tokens").shuffle(seed=1, buffer_size=1000).with_format("numpy")
+    data = data.select_columns(column).shuffle(seed=1, buffer_size=1000).with_format("numpy")
     if state:
         data.load_state_dict(state)
-    return data, (row["tokens"] for row in data)
+    return data, (row[column] for row in data)
 
 
 def mosaic(folder: Path, skip: int = 0) -> Documents:
@@ -75,8 +75,14 @@ def mosaic(folder: Path, skip: int = 0) -> Documents:
     from streaming.base.util import clean_stale_shared_memory
 
     clean_stale_shared_memory()
+    # It reads ahead in one thread that looks every 7 ms, so the default of 8 samples would make it wait.
     data = StreamingDataset(
-        local=str(folder / "mds"), shuffle=True, shuffle_seed=1, batch_size=1, num_canonical_nodes=1
+        local=str(folder / "mds"),
+        shuffle=True,
+        shuffle_seed=1,
+        batch_size=1,
+        num_canonical_nodes=1,
+        predownload=8192,
     )
     if skip:
         data.load_state_dict(data.state_dict(skip, from_beginning=True))
@@ -84,7 +90,7 @@ def mosaic(folder: Path, skip: int = 0) -> Documents:
         yield row["tokens"]
 
 
-def to_mds(folder: Path) -> None:
+def to_mds(folder: Path, column_name: str) -> None:
     import pyarrow.parquet as pq
     from streaming import MDSWriter
 
@@ -92,8 +98,8 @@ def to_mds(folder: Path) -> None:
         for path in sorted((folder / "parquet").glob("*.parquet")):
             file = pq.ParquetFile(path)
             for group in range(file.num_row_groups):
-                column = file.read_row_group(group, ["tokens"]).column(0).combine_chunks()
-                offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+                column = file.read_row_group(group, [column_name]).column(0).combine_chunks()
+                offsets, values = column.offsets.to_numpy(), column.values.to_numpy().astype(np.int32)
                 for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
                     if begin < end:
                         out.write({"tokens": values[begin:end]})
@@ -105,10 +111,10 @@ def cpu() -> int:
 
 
 def main() -> None:
-    who, folder = sys.argv[1], Path(sys.argv[2])
-    lanes, seq_len, count_of_documents = map(int, sys.argv[3:6])
+    who, folder, column = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    lanes, seq_len, count_of_documents = map(int, sys.argv[4:7])
     if who == "to mds":
-        to_mds(folder)
+        to_mds(folder, column)
         return
     # Importing takes seconds, and is no part of it.
     if who == "mosaic":
@@ -127,9 +133,9 @@ def main() -> None:
             return mosaic(folder, half)
         if who == "datasets, streaming":
             state = data.state_dict() if resumed else None
-            data, rows = stream(folder, state)
+            data, rows = stream(folder, column, state)
             return rows
-        return by_map(folder, who.removeprefix("datasets, "), half)
+        return by_map(folder, column, who.removeprefix("datasets, "), half)
 
     start = time.perf_counter_ns()
     batches = pack.batches(documents(False))
@@ -149,7 +155,7 @@ def main() -> None:
     }
     if who == "datasets, streaming":
         # In the middle of an epoch.
-        data, rows = stream(folder)
+        data, rows = stream(folder, column)
         for _, _ in zip(range(count_of_documents // 3), rows, strict=False):
             pass
     start = time.perf_counter_ns()

@@ -46,16 +46,34 @@ def make(folder: Path, codec: str, quick: bool) -> None:
                 column = pa.ListArray.from_arrays(offsets, tokens)
                 ids = pa.array(np.arange(documents))
                 writer.write_table(pa.table([ids, column], schema), row_group_size=documents)
-    command = [sys.executable, "-m", "harness.token_peers", "to mds", folder, "1", "1", "1"]
-    subprocess.run([str(part) for part in command], check=True)
-    (folder / "done").write_text(str(files * groups * documents))
+    convert(folder, "tokens")
 
 
-def peer(who: str, folder: Path) -> dict[str, Any]:
-    documents = (folder / "done").read_text()
-    command = ["-m", "harness.token_peers", who, str(folder), str(LANES), str(SEQ_LEN), documents]
+def own(folder: Path, data: Path, column: str) -> None:
+    """The files right in the folder `data`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "parquet").symlink_to(data.resolve(), target_is_directory=True)
+    convert(folder, column)
+
+
+def convert(folder: Path, column: str) -> None:
+    """Makes what MosaicML Streaming reads, and notes the number of documents."""
+    subprocess.run(token_peers("to mds", folder, column, "0"), check=True)
+    files = (folder / "parquet").glob("*.parquet")
+    documents = sum(pq.ParquetFile(path).metadata.num_rows for path in files)
+    (folder / "done").write_text(str(documents))
+
+
+def token_peers(who: str, folder: Path, column: str, documents: str) -> list[str]:
+    sizes = [str(LANES), str(SEQ_LEN), documents]
+    return [sys.executable, "-m", "harness.token_peers", who, str(folder), column, *sizes]
+
+
+def peer(who: str, folder: Path, column: str) -> dict[str, Any]:
+    command = token_peers(who, folder, column, (folder / "done").read_text())
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf-home")}
-    child = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, env=env)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
     quiet.ours.add(child.pid)
     out, _ = child.communicate()
     quiet.ours.discard(child.pid)
@@ -66,6 +84,7 @@ def peer(who: str, folder: Path) -> dict[str, Any]:
 def ours(ctx: Context, folder: Path, start: int, passes: int, budget: int | None) -> dict[str, Any]:
     bench = Process(ctx.bin / "batchfs-bench")
     fields = {"source": folder / "parquet", "spec": SPEC, "start": start, "passes": passes}
+    fields["column"] = ctx.column
     said = bench.ask("tokens", budget=budget, **fields)
     bench.close()
     return said
@@ -75,8 +94,21 @@ def used(pid: int) -> int:
     return quiet.used(pid) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def mount(ctx: Context, folder: Path, steps: int) -> dict[str, Any]:
-    """A mount from its start on, read by a process of its own."""
+def peak(pid: int, at: Path) -> int:
+    """The most that the daemon has held, and with it the memory of the batches that nobody maps."""
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    metrics = dict(
+        line.split(" ")
+        for line in (at / ".batchfs/metrics").read_text().splitlines()
+        if line[0] != "#"
+    )
+    return int(status["VmHWM"].split()[0]) * 1024 + int(metrics["batchfs_memory_used_bytes"])
+
+
+def mount(ctx: Context, folder: Path, step: int, steps: int) -> dict[str, Any]:
+    """A mount from its start on, read by a process of its own: one batch, then `steps`."""
     at = ctx.folder / "mnt"
     at.mkdir(exist_ok=True)
     reader = reading()
@@ -85,23 +117,24 @@ def mount(ctx: Context, folder: Path, steps: int) -> dict[str, Any]:
         reader.ask("mount", folder=at / "tokens/batch", face="mmap", start=begin, count=count)
 
     # Imports are in the time of no contestant.
-    ask(0, 0)
+    ask(step, 0)
     start = time.perf_counter_ns()
     command = [ctx.bin / "batchfs", "mount", folder / "parquet", at, "--spec", SPEC, "-f"]
+    command += ["--column", ctx.column]
     daemon = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
     quiet.ours.add(daemon.pid)
-    assert daemon.stdout and daemon.stdout.readline()
     try:
-        ask(0, 1)
-        first = time.perf_counter_ns() - start
-        before, begin = used(daemon.pid) + used(reader.child.pid), time.perf_counter_ns()
-        ask(1, steps - 1)
-        return {
-            "first": first,
-            "ns": time.perf_counter_ns() - begin,
-            "cpu": used(daemon.pid) + used(reader.child.pid) - before,
-            "tokens": (steps - 1) * LANES * SEQ_LEN,
-        }
+        assert daemon.stdout and daemon.stdout.readline()
+        ask(step, 1)
+        said = {"first": time.perf_counter_ns() - start}
+        if steps:
+            before, begin = used(daemon.pid) + used(reader.child.pid), time.perf_counter_ns()
+            ask(step + 1, steps)
+            said["ns"] = time.perf_counter_ns() - begin
+            said["cpu"] = used(daemon.pid) + used(reader.child.pid) - before
+            said["tokens"] = steps * LANES * SEQ_LEN
+            said["peak"] = peak(daemon.pid, at)
+        return said
     finally:
         reader.close()
         umount = [str(ctx.bin / "batchfs"), "umount", "--lazy", str(at)]
@@ -111,6 +144,11 @@ def mount(ctx: Context, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def rows(ctx: Context) -> None:
+    if ctx.data:
+        folder = (ctx.work or ctx.folder) / "tokens-own"
+        own(folder, ctx.data, ctx.column)
+        _rows(ctx, folder, ctx.data.name)
+        return
     for codec in ("snappy", "zstd"):
         folder = (ctx.work or ctx.folder) / f"tokens-{codec}{'-quick' if ctx.quick else ''}"
         make(folder, codec, ctx.quick)
@@ -140,20 +178,29 @@ def _rows(ctx: Context, folder: Path, codec: str) -> None:
 
     def mounted(turn: int) -> list[float]:
         steps = say["batchfs"][-1]["tokens"] // (LANES * SEQ_LEN)
-        return keep("batchfs, mount", mount(ctx, folder, steps))
+        return keep("batchfs, mount", mount(ctx, folder, 0, steps - 1))
+
+    def mounted_far(turn: int) -> list[float]:
+        return keep("batchfs, mount, step 10,000,000", mount(ctx, folder, FAR, 0))
 
     def cold(turn: int) -> list[float]:
         shutil.rmtree(folder / "cache", ignore_errors=True)
         return keep("batchfs, cold", ours(ctx, folder, 0, 0, None))
 
+    def mounted_cold(turn: int) -> list[float]:
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        return keep("batchfs, mount, cold", mount(ctx, folder, 0, 0))
+
     os.environ["BATCHFS_CACHE_DIR"] = str(folder / "cache")
-    peers = {who: lambda turn, who=who: keep(who, peer(who, folder)) for who in PEERS}
+    peers = {who: lambda turn, who=who: keep(who, peer(who, folder, ctx.column)) for who in PEERS}
     contestants = {
         "batchfs, cold": cold,
         "batchfs": in_process,
         "batchfs, later epochs": later,
+        "batchfs, mount, cold": mounted_cold,
         "batchfs, mount": mounted,
         "batchfs, step 10,000,000": far,
+        "batchfs, mount, step 10,000,000": mounted_far,
         **peers,
     }
     ctx.take_turns(contestants, rounds=ctx.rounds)
@@ -173,9 +220,6 @@ def _rows(ctx: Context, folder: Path, codec: str) -> None:
             add("tokens, resumed", who, "ms", [s["resumed"] / 1e6 for s in said])
         if "peak" in said[0] and "ns" in said[0]:
             add("tokens, memory", who, "MB", [s["peak"] / 1e6 for s in said])
-    add(
-        "tokens, resumed",
-        "batchfs",
-        "ms",
-        [s["first"] / 1e6 for s in turns["batchfs, step 10,000,000"]],
-    )
+    for who in ("batchfs", "batchfs, mount"):
+        far = turns[f"{who}, step 10,000,000"]
+        add("tokens, resumed", who, "ms", [s["first"] / 1e6 for s in far])

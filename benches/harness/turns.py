@@ -31,6 +31,10 @@ class Context:
     watch: Watch
     work: Path | None = None
     """Where datasets are kept for the next run."""
+    data: Path | None = None
+    """Somebody's own Parquet files of tokens, instead of those that are made."""
+    column: str = "tokens"
+    """Their column."""
 
     def large(self) -> list[Workload]:
         return [work for work in self.workloads if work.name != "small"]

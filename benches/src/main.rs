@@ -53,7 +53,14 @@ enum Request {
     /// Times a byte's way to another thread and back, over a socket.
     RoundTrip { count: usize, pause_us: u64 },
     /// Fills the rows of epochs of tokens.
-    Tokens { source: PathBuf, spec: String, budget: Option<u64>, start: u64, passes: u64 },
+    Tokens {
+        source: PathBuf,
+        column: String,
+        spec: String,
+        budget: Option<u64>,
+        start: u64,
+        passes: u64,
+    },
     /// Reads and sums the files `start..start + count` of a folder, as u64 words.
     Sum { dir: PathBuf, suffix: String, skip: usize, start: u64, count: u64, how: reader::How },
 }
@@ -119,8 +126,8 @@ impl State {
             Request::RoundTrip { count, pause_us } => {
                 json!({ "ns": latency::round_trips(count, pause_us)? })
             }
-            Request::Tokens { source, spec, budget, start, passes } => {
-                tokens::run(&source, &spec, budget, start, passes)?
+            Request::Tokens { source, column, spec, budget, start, passes } => {
+                tokens::run(&source, column, &spec, budget, start, passes)?
             }
             Request::Sum { dir, suffix, skip, start, count, how } => {
                 let (ns, sums) = reader::sum(&dir, &suffix, skip, start, count, how)?;

@@ -16,13 +16,14 @@ fn cpu() -> anyhow::Result<i64> {
     Ok(ns(usage.user_time()) + ns(usage.system_time()))
 }
 
-/// Opens `source`, fills the step `start`, and then all steps of the epochs from that step's on,
+/// Opens the tokens in `column` of `source`, fills the step `start`, and then all steps of the epochs from that step's on,
 /// `passes` of them. Every batch is summed, as u64 words.
 ///
 /// # Errors
 /// What cannot be opened or read.
 pub fn run(
     source: &Path,
+    column: String,
     spec: &str,
     budget: Option<u64>,
     start: u64,
@@ -30,7 +31,7 @@ pub fn run(
 ) -> anyhow::Result<Value> {
     let begin = Instant::now();
     let source = source.to_str().ok_or_else(|| anyhow::anyhow!("not UTF-8"))?;
-    let source = Arc::new(ParquetTokens::open(source, &Options::default())?);
+    let source = Arc::new(ParquetTokens::open(source, &Options { column, ..Options::default() })?);
     let spec: LaneSpec = spec.parse()?;
     let tokens = Tokens::new(source, spec, budget, 0)?;
     let rows = TokenRows::new(tokens.clone(), spec)?;
