@@ -19,7 +19,7 @@ import numpy as np
 Documents = Iterable[np.ndarray]
 
 # Batches that these are measured over.
-LIMITS = {"datasets, streaming": 30, "mosaic": 30}
+LIMITS = {"datasets, streaming": 60}
 
 
 class Pack:
@@ -67,7 +67,8 @@ def stream(folder: Path, column: str, state: dict[str, Any] | None = None) -> tu
     data = data.select_columns(column).shuffle(seed=1, buffer_size=1000).with_format("numpy")
     if state:
         data.load_state_dict(state)
-    return data, (row[column] for row in data)
+    # Rows are formatted some at a time, which takes half as long as one by one.
+    return data, (row for part in data.iter(batch_size=256) for row in part[column])
 
 
 def mosaic(folder: Path, skip: int = 0) -> Documents:
