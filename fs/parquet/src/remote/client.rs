@@ -1,0 +1,126 @@
+//! The client of an object store, by what the environment and the options say.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::{BackoffConfig, ClientOptions, ObjectStoreScheme, RetryConfig};
+use url::Url;
+
+use super::LISTING;
+
+const CONNECT: Duration = Duration::from_secs(5);
+/// A server that sends nothing for so long counts as stuck.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// What the environment and then the options say.
+pub(super) fn settings(options: &BTreeMap<String, String>) -> Vec<(String, String)> {
+    let ours = ["AWS_", "GOOGLE_", "AZURE_"];
+    let environment = std::env::vars_os().filter_map(|(key, value)| {
+        let (key, value) = (key.into_string().ok()?, value.into_string().ok()?);
+        let wanted = ours.iter().any(|prefix| key.starts_with(prefix)) && !value.is_empty();
+        wanted.then(|| (key.to_lowercase(), value))
+    });
+    let options = options.iter().map(|(key, value)| (key.to_lowercase(), value.clone()));
+    environment.chain(options).collect()
+}
+
+/// What holds for other stores than S3 if nobody says otherwise.
+pub(super) fn defaults(
+    scheme: &ObjectStoreScheme,
+    url: &Url,
+) -> impl Iterator<Item = (String, String)> {
+    let seconds = |limit: Duration| format!("{} s", limit.as_secs());
+    let mut all = vec![
+        ("connect_timeout", seconds(CONNECT)),
+        ("read_timeout", seconds(SILENCE)),
+        // Of a whole answer, however large: that is for `PATIENCE` to say.
+        ("timeout", seconds(LISTING)),
+    ];
+    if *scheme == ObjectStoreScheme::Http && url.scheme() == "http" {
+        all.push(("allow_http", "true".to_owned()));
+    }
+    all.into_iter().map(|(key, value)| (key.to_owned(), value))
+}
+
+pub(super) fn s3(
+    url: &Url,
+    options: &BTreeMap<String, String>,
+    settings: &[(String, String)],
+) -> Result<object_store::aws::AmazonS3, String> {
+    for key in options.keys() {
+        if key.parse::<AmazonS3ConfigKey>().is_err() && key != "allow_http" {
+            return Err(format!(
+                "there is no storage option {key:?}; those of S3 are endpoint, region, access_key_id, secret_access_key, session_token, skip_signature, virtual_hosted_style_request and others"
+            ));
+        }
+    }
+    let client = ClientOptions::new()
+        .with_connect_timeout(CONNECT)
+        .with_read_timeout(SILENCE)
+        .with_timeout_disabled();
+    // First, so that settings of the client come before these.
+    let mut builder = AmazonS3Builder::new().with_url(url.to_string()).with_client_options(client);
+    let mut named = false;
+    let set = |name: &str| settings.iter().any(|(key, _)| key.trim_start_matches("aws_") == name);
+    for (key, value) in settings {
+        // A plain address was asked for, and nobody else is to decide about that.
+        if key.contains("endpoint") && value.starts_with("http://") {
+            builder = builder.with_allow_http(true);
+        }
+        if let Ok(key) = key.parse::<AmazonS3ConfigKey>() {
+            named |= matches!(
+                key,
+                AmazonS3ConfigKey::AccessKeyId
+                    | AmazonS3ConfigKey::SkipSignature
+                    | AmazonS3ConfigKey::WebIdentityTokenFile
+                    | AmazonS3ConfigKey::ContainerCredentialsRelativeUri
+                    | AmazonS3ConfigKey::ContainerCredentialsFullUri
+                    | AmazonS3ConfigKey::MetadataEndpoint
+            );
+            builder = builder.with_config(key, value);
+        }
+    }
+    if !named && set("profile") {
+        return Err("AWS_PROFILE is set, and profiles are not read; put AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, for example by `eval $(aws configure export-credentials --format env)`".to_owned());
+    }
+    if set("container_credentials_full_uri") && !set("container_authorization_token_file") {
+        return Err("AWS_CONTAINER_CREDENTIALS_FULL_URI is set, and is read only together with AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE; set that, too, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".to_owned());
+    }
+    if !named && set("ec2_metadata_disabled") {
+        return Err(NO_CREDENTIALS.to_owned());
+    }
+    let retry = RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(4),
+            base: 2.0,
+        },
+        max_retries: if named { 8 } else { 1 },
+        retry_timeout: Duration::from_secs(if named { 20 } else { 5 }),
+    };
+    builder.with_retry(retry).build().map_err(|e| e.to_string())
+}
+
+pub(super) const NO_CREDENTIALS: &str = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), or for a public bucket --storage-option skip_signature=true";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_the_client_are_those_that_were_given() {
+        let url = Url::parse("s3://bucket/data").unwrap();
+        let own = BTreeMap::from([("user_agent".to_owned(), "mine".to_owned())]);
+        let own_settings: Vec<(String, String)> = [
+            ("access_key_id", "a"),
+            ("secret_access_key", "b"),
+            ("user_agent", "mine"),
+            ("read_timeout", "77 s"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
+        let shown = format!("{:?}", s3(&url, &own, &own_settings).unwrap());
+        assert!(shown.contains("mine") && shown.contains("77"), "{shown}");
+    }
+}
