@@ -9,6 +9,7 @@ from token_rows import Expected, documents, reference
 __all__ = [
     "AWKWARD",
     "Expected",
+    "batches",
     "by_duckdb",
     "by_polars",
     "by_pyarrow",
@@ -72,3 +73,7 @@ def split(path: Path, docs: list) -> list[list]:
         at += count
     assert at == len(docs)
     return groups
+
+
+def batches(m, steps) -> list[bytes]:
+    return [m.read(f"tokens/batch/{step}") for step in steps]
