@@ -12,7 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 from harness import errno_of, needs_root
 from safetensors.numpy import load_file
-from token_data import AWKWARD, Expected, by_duckdb, by_polars, by_pyarrow, documents, table
+from token_data import (
+    AWKWARD,
+    DAMAGES,
+    Expected,
+    by_duckdb,
+    by_polars,
+    by_pyarrow,
+    damage,
+    documents,
+    table,
+)
 
 SPEC = "lanes=6,window=3,seq_len=16,seed=7"
 
@@ -299,7 +309,7 @@ def test_all_kinds_of_lists_are_one(box):
         assert np.load(m / "tokens/record/3.npy").tolist() == docs[3]
     said = box.fails("index", nested.parent, names=[nested, "'tokens'".replace("'", '"'), "rec"])
     assert "--column" in said
-    box.fails("index", nested.parent, "--column", "rec", names=["struct"])
+    box.fails("index", nested.parent, "--column", "rec", names=["struct", "name another one"])
     # Nothing is decoded for the index.
     box.fails("index", nested.parent, "--column", "rec.n", "--budget", "1GB", names=["--budget"])
     box.fails("index", nested.parent, "--column", "rec.n", names=["rec.n", "plain value"])
@@ -339,7 +349,13 @@ def test_what_does_not_fit_is_named(box, kind, value):
     with box.mount(box.path / "data", spec="lanes=1,window=1,seq_len=100") as m:
         seen = {errno_of((m / f"tokens/batch/{step}").read_bytes) for step in range(4)}
         assert seen <= {"EIO", None} and "EIO" in seen
-        for part in ("x.parquet", "row group 0", "row 2", str(value)):
+        for part in (
+            "x.parquet",
+            "row group 0",
+            "row 2",
+            str(value),
+            "drop the row or map its ids",
+        ):
             assert part in m.errors(), m.errors()
 
 
@@ -349,7 +365,8 @@ def test_other_types_are_refused(box):
         values = pa.array([[None]], pa.list_(kind))
         path.parent.mkdir()
         pq.write_table(pa.table({"tokens": values}), path)
-        box.fails("index", path.parent, names=[path, "tokens", name, "integers"])
+        names = [path, "tokens", name, "integers", "cast it, or name another column with --column"]
+        box.fails("index", path.parent, names=names)
 
 
 def test_null_and_empty_documents_have_no_tokens(box):
@@ -367,9 +384,11 @@ def test_null_and_empty_documents_have_no_tokens(box):
             got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4")
             assert got.tolist() == expected.rows(step)[0].tolist()
     by_pyarrow(box.path / "none/x.parquet", [[], None])
-    box.fails("mount", box.path / "none", box.folder(), names=[box.path / "none", "no tokens"])
+    names = [box.path / "none", "no tokens", '"tokens"', "name another column with --column"]
+    box.fails("mount", box.path / "none", box.folder(), names=names)
     by_pyarrow(box.path / "bad/x.parquet", [[1], None, [2, None, 3]])
-    box.fails("mount", box.path / "bad", box.folder(), names=["row group 0", "row 2", "null item"])
+    names = [box.path / "bad/x.parquet", "row group 0", "row 2", "null item", "drop the item"]
+    box.fails("mount", box.path / "bad", box.folder(), names=names)
 
 
 def test_helper_files_are_no_data(box):
@@ -384,7 +403,7 @@ def test_helper_files_are_no_data(box):
     assert [f["file"] for f in told["files"]] == ["part-0.parquet"]
     assert told["tokens"] == sum(len(doc) for group in groups for doc in group)
     (folder / "part-9.parquet").write_bytes(b"")
-    box.fails("index", folder, names=[folder / "part-9.parquet", "0 bytes"])
+    box.fails("index", folder, names=[folder / "part-9.parquet", "0 bytes", "remove it"])
 
 
 def test_names_are_ordered_by_their_bytes(box):
@@ -406,25 +425,13 @@ def test_names_are_ordered_by_their_bytes(box):
     box.fails("index", elsewhere, names=["UTF-8"])
 
 
-def damage(path, how: str) -> None:
-    raw = bytearray(path.read_bytes())
-    if how == "flipped":
-        raw[len(raw) // 3] ^= 0x10
-    elif how == "cut":
-        raw = raw[:-100]
-    elif how == "footer":
-        raw[-8:-4] = (len(raw) * 2).to_bytes(4, "little")
-    elif how == "html":
-        raw = bytearray(b"<html>404</html> PAR1")
-    path.write_bytes(raw)
-
-
-@pytest.mark.parametrize("how", ["cut", "footer", "html"])
+@pytest.mark.parametrize("how", DAMAGES)
 def test_files_that_are_not_whole_are_refused(box, how):
     by_pyarrow(box.path / "data/a.parquet", documents(1, 40))
     by_pyarrow(box.path / "data/b.parquet", documents(2, 40))
     damage(box.path / "data/b.parquet", how)
-    box.fails("mount", box.path / "data", box.folder(), names=[box.path / "data/b.parquet"])
+    names = [box.path / "data/b.parquet", DAMAGES[how]]
+    box.fails("mount", box.path / "data", box.folder(), names=names)
 
 
 def test_a_damaged_page_spoils_its_row_group_alone(box):
@@ -438,7 +445,12 @@ def test_a_damaged_page_spoils_its_row_group_alone(box):
         assert set(seen) == {None, "EIO"}
         again = [errno_of((m / f"tokens/batch/{step}").read_bytes) for step in steps]
         assert again == seen
-        assert "b.parquet" in m.errors() and "row group" in m.errors()
+        for part in (
+            box.path / "data/b.parquet",
+            "row group 0",
+            "write the file again or remove it",
+        ):
+            assert str(part) in m.errors(), m.errors()
 
 
 def test_a_file_that_changes_is_an_error_never_a_mix(box):

@@ -8,11 +8,13 @@ from token_rows import Expected, documents, reference
 
 __all__ = [
     "AWKWARD",
+    "DAMAGES",
     "Expected",
     "batches",
     "by_duckdb",
     "by_polars",
     "by_pyarrow",
+    "damage",
     "documents",
     "reference",
     "table",
@@ -77,3 +79,31 @@ def split(path: Path, docs: list) -> list[list]:
 
 def batches(m, steps) -> list[bytes]:
     return [m.read(f"tokens/batch/{step}") for step in steps]
+
+
+DAMAGES = {
+    "cut": "remove it or write it again",
+    "footer": "remove it or write it again",
+    "html": "remove it or write it again",
+    "encrypted": "write it without encryption",
+    "empty": "remove it or write it again",
+}
+"""What can be done to a whole file, and what is said that can be done about it."""
+
+
+def damage(path: Path, how: str) -> None:
+    """One of `DAMAGES`, or `flipped`: a bit in a page."""
+    raw = bytearray(path.read_bytes())
+    if how == "flipped":
+        raw[len(raw) // 3] ^= 0x10
+    elif how == "cut":
+        raw = raw[:-100]
+    elif how == "footer":
+        raw[-8:-4] = (len(raw) * 2).to_bytes(4, "little")
+    elif how == "html":
+        raw = bytearray(b"<html>404</html> PAR1")
+    elif how == "encrypted":
+        raw[-4:] = b"PARE"
+    elif how == "empty":
+        raw.clear()
+    path.write_bytes(raw)

@@ -12,6 +12,7 @@ use parquet::errors::ParquetError;
 use crate::chunk::{Chunk, descriptor};
 use crate::column::{Column, Ints};
 use crate::packed;
+use crate::place::REWRITE;
 
 /// Levels that are decoded at a time: they stay in the processor's cache.
 const LEVELS: u64 = 16 << 10;
@@ -32,12 +33,12 @@ impl From<ParquetError> for Failure {
             ParquetError::General(why) | ParquetError::EOF(why) => why,
             other => other.to_string(),
         };
-        Failure { row: None, why: format!("the token column is damaged: {why}") }
+        damaged(None, &why)
     }
 }
 
-fn failure(row: Option<u64>, why: impl Into<String>) -> Failure {
-    Failure { row, why: why.into() }
+fn damaged(row: Option<u64>, why: &str) -> Failure {
+    Failure { row, why: format!("the token column is damaged: {why}; {REWRITE}") }
 }
 
 /// Decodes the chunk whose bytes these are.
@@ -68,8 +69,8 @@ fn by_library(
     };
     let tokens = go_through(chunk, column, bytes, &mut group, true)?;
     if let Some(known) = chunk.tokens.filter(|&known| known != tokens) {
-        let why = format!("the token column has {tokens} tokens, but its footer says {known}");
-        return Err(failure(None, why));
+        let why = format!("it has {tokens} tokens, but its footer says {known}");
+        return Err(damaged(None, &why));
     }
     Ok(group)
 }
@@ -91,16 +92,14 @@ fn go_through(
         Ints::Int32 | Ints::UInt32 | Ints::Null => narrow(chunk, column, bytes, group, keep),
         Ints::Int64 | Ints::UInt64 => wide(chunk, column, bytes, group, keep),
     }));
-    let tokens = decoded.unwrap_or_else(|_| {
-        Err(failure(None, "the token column is damaged: its decoder gave up"))
-    })?;
+    let tokens = decoded.unwrap_or_else(|_| Err(damaged(None, "its decoder gave up")))?;
     if group.lengths.len() as u64 != chunk.documents {
         let why = format!(
-            "the token column has {} rows, but the row group has {}",
+            "it has {} rows, but the row group has {}",
             group.lengths.len(),
             chunk.documents
         );
-        return Err(failure(None, why));
+        return Err(damaged(None, &why));
     }
     Ok(tokens)
 }
@@ -191,8 +190,10 @@ fn wide(
                 Ints::UInt64 => (*value as u64).to_string(),
                 _ => value.to_string(),
             };
-            let why = format!("holds {shown}, which does not fit into an int32");
-            return Err(failure(Some(row), why));
+            let why = format!(
+                "holds {shown}, which does not fit into an int32; drop the row or map its ids, or name another --column"
+            );
+            return Err(Failure { row: Some(row), why });
         }
         if keep {
             group.tokens.extend_from_slice(&narrow);
@@ -209,8 +210,7 @@ fn add_lengths(
     out: &mut Vec<u32>,
 ) -> Result<(), Failure> {
     if reps.first().is_some_and(|&rep| rep != 0) {
-        let why = "the token column is damaged: a row does not begin where it should";
-        return Err(failure(Some(out.len() as u64), why));
+        return Err(damaged(Some(out.len() as u64), "a row does not begin where it should"));
     }
     let first = out.len();
     if values == reps.len() {
@@ -241,7 +241,8 @@ fn add_lengths(
         if def == column.defined {
             out[row] += 1;
         } else if def >= column.item {
-            return Err(failure(Some(row as u64), "has a null item; tokens cannot be null"));
+            let why = "has a null item; tokens cannot be null: drop the item or the row, then mount again";
+            return Err(Failure { row: Some(row as u64), why: why.to_owned() });
         }
     }
     Ok(())

@@ -87,7 +87,8 @@ fn index_file(place: &dyn Place, file: &File, name: &str) -> Result<Indexed> {
         .map_err(|_| not_parquet("it is too short".to_owned()))?;
     let footer = FooterTail::try_new(&last).map_err(|e| not_parquet(e.to_string()))?;
     if footer.is_encrypted_footer() {
-        return Err(bad("is encrypted, which is not supported".to_owned()));
+        let why = "is encrypted, which is not supported; write it without encryption";
+        return Err(bad(why.to_owned()));
     }
     let len = footer.metadata_length() as u64;
     let Some(data) = (file.size - FOOTER).checked_sub(len).filter(|&data| data >= 4) else {

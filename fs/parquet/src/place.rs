@@ -57,9 +57,16 @@ pub(crate) fn has_suffix(name: &str) -> bool {
     name.rsplit_once('.').is_some_and(|(_, end)| end.eq_ignore_ascii_case("parquet"))
 }
 
+/// What to do about a file whose bytes are not what they were.
+pub(crate) const REWRITE: &str = "write the file again or remove it, then mount again";
+
 pub(crate) fn bad_file(name: String, why: impl Into<String>) -> Error {
     Error::BadStore { path: name.into(), why: why.into() }
 }
+
+/// What is said of a file that is not there any more.
+pub(crate) const GONE: &str =
+    "a dataset must not change while it is used: put the file back, or mount again without it";
 
 /// What is said of a file that is not the one that the index was made from.
 pub(crate) const CHANGED: &str =

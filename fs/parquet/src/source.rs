@@ -94,7 +94,7 @@ impl ParquetTokens {
         let place = open_place(source, options)?;
         let files = place.list()?;
         if files.is_empty() {
-            let why = "has no .parquet files in it (names that begin with a dot or _ do not count)";
+            let why = "has no .parquet files in it (names that begin with a dot or _ do not count); name a folder that has some, at any depth";
             return Err(bad_file(place.origin().to_owned(), why));
         }
         let column = &options.column;
@@ -128,7 +128,10 @@ impl ParquetTokens {
             }
         }
         if counts.iter().all(|count| count.tokens == 0) {
-            let why = format!("has no tokens at all in its {} file(s)", files.len());
+            let why = format!(
+                "has no tokens at all in column {column:?} of its {} file(s); name another column with --column, or other files",
+                files.len()
+            );
             return Err(bad_file(place.origin().to_owned(), why));
         }
         let unsigned = |indexed: &Indexed| indexed.column.ints == Ints::UInt32;
@@ -187,7 +190,10 @@ fn open_place(source: &str, options: &Options) -> Result<Box<dyn Place>> {
     }
     if source.starts_with("file://") {
         let path = Url::parse(source).ok().and_then(|url| url.to_file_path().ok());
-        let no = || bad_file(source.to_owned(), "is no path on this machine");
+        let no = || {
+            let why = "is no path on this machine; write file:///absolute/path, or the plain path";
+            bad_file(source.to_owned(), why)
+        };
         return Ok(Box::new(Local::new(&path.ok_or_else(no)?)?));
     }
     Ok(Box::new(Remote::new(source, &options.storage)?))

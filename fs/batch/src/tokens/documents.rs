@@ -40,7 +40,7 @@ impl Documents {
             });
             let found = found.map_or(Ok(false), |(from, len)| with(&pinned, group, from, len))?;
             if !found {
-                let why = "a row group is shorter than its index says".to_owned();
+                let why = "a row group is shorter than its index says; mount again".to_owned();
                 return Err(Error::BadStore { path: self.origin.clone(), why });
             }
         }
