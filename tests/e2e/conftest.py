@@ -196,5 +196,5 @@ def bucket(session_box):
 
 @pytest.fixture
 def front(bucket):
-    with s3.proxy(bucket[1]) as proxy:
+    with s3.proxy(bucket[1], bucket[0].parent.parent) as proxy:
         yield proxy

@@ -55,8 +55,21 @@ def test_more_than_a_thousand_keys(box, bucket, front):
     assert again["files"] == told["files"] and again["fingerprint"] == told["fingerprint"]
     pages = [path for _, path in front.seen if "list-type" in path]
     assert len(pages) == 3 and "continuation-token" in pages[2]
+    # One that breaks off is asked for again, from the first page on.
+    front.asked.clear()
+    front.fault = lambda method, path, n: (
+        "cut" if "continuation-token" in path and n == 0 else None
+    )
+    again = json.loads(box.run("index", "s3://bucket/many", "--json", env=env).stdout)
+    assert again["files"] == told["files"] and again["fingerprint"] == told["fingerprint"]
+    pages = ["continuation-token" in path for _, path, _ in front.asked if "list-type" in path]
+    # The second page breaks off, and then the third.
+    assert pages == [False, True, False, True, True, False, True, True]
     front.fault = lambda method, path, n: 500 if "continuation-token" in path else None
+    front.asked.clear()
     box.fails("index", "s3://bucket/many", env=env, names=["s3://bucket/many", "list"])
+    # The client itself asks nine times; that is not done four times over.
+    assert len(front.asked) == 1 + 9
 
 
 def test_refusals_say_what_to_do(box, bucket, front):

@@ -1,17 +1,87 @@
 //! The client of an object store, by what the environment and the options say.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
-use object_store::{BackoffConfig, ClientOptions, ObjectStoreScheme, RetryConfig};
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig, parse_url_opts,
+};
 use url::Url;
 
 use super::LISTING;
+use super::retry::Jitter;
 
 const CONNECT: Duration = Duration::from_secs(5);
 /// A server that sends nothing for so long counts as stuck.
 const SILENCE: Duration = Duration::from_secs(10);
+
+type Store = Arc<dyn ObjectStore>;
+
+/// A client, which keeps its credentials as long as they say that they are valid. One that is made anew
+/// fetches others.
+pub(super) struct Client {
+    make: Box<dyn Fn() -> Result<Store, String> + Send + Sync>,
+    /// Others can be had than those that are there.
+    renewable: bool,
+    /// How many there were before, and the one of now.
+    now: Mutex<(u64, Store)>,
+}
+
+impl Client {
+    /// The client for `url`, and the path in there that is meant.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub(super) fn new(
+        url: &Url,
+        options: &BTreeMap<String, String>,
+        settings: Vec<(String, String)>,
+    ) -> Result<(Client, Path), String> {
+        let (scheme, path) = ObjectStoreScheme::parse(url).map_err(|e| e.to_string())?;
+        let keys = |(key, _): &(String, String)| key.trim_start_matches("aws_") == "access_key_id";
+        let renewable = !settings.iter().any(keys);
+        let make: Box<dyn Fn() -> Result<Store, String> + Send + Sync> = match scheme {
+            ObjectStoreScheme::AmazonS3 => {
+                let builder = s3(url, options, &settings)?;
+                Box::new(move || match builder.clone().build() {
+                    Ok(store) => Ok(Arc::new(store)),
+                    Err(e) => Err(e.to_string()),
+                })
+            }
+            other => {
+                let url = url.clone();
+                let settings: Vec<_> = defaults(&other, &url).chain(settings).collect();
+                Box::new(move || match parse_url_opts(&url, settings.clone()) {
+                    Ok((store, _)) => Ok(Arc::from(store)),
+                    Err(e) => Err(e.to_string()),
+                })
+            }
+        };
+        let now = Mutex::new((0, make()?));
+        Ok((Client { make, renewable, now }, path))
+    }
+
+    /// The client, and its number.
+    pub(super) fn now(&self) -> (u64, Store) {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has the client make room for one with other credentials if it still is the one of this number; says
+    /// whether there is another one now.
+    pub(super) fn renew(&self, number: u64) -> bool {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.0 == number && self.renewable {
+            match (self.make)() {
+                Ok(store) => *now = (number + 1, store),
+                Err(error) => tracing::warn!("cannot fetch credentials anew: {error}"),
+            }
+        }
+        now.0 != number
+    }
+}
 
 /// What the environment and then the options say.
 pub(super) fn settings(options: &BTreeMap<String, String>) -> Vec<(String, String)> {
@@ -26,10 +96,7 @@ pub(super) fn settings(options: &BTreeMap<String, String>) -> Vec<(String, Strin
 }
 
 /// What holds for other stores than S3 if nobody says otherwise.
-pub(super) fn defaults(
-    scheme: &ObjectStoreScheme,
-    url: &Url,
-) -> impl Iterator<Item = (String, String)> {
+fn defaults(scheme: &ObjectStoreScheme, url: &Url) -> impl Iterator<Item = (String, String)> {
     let seconds = |limit: Duration| format!("{} s", limit.as_secs());
     let mut all = vec![
         ("connect_timeout", seconds(CONNECT)),
@@ -43,11 +110,11 @@ pub(super) fn defaults(
     all.into_iter().map(|(key, value)| (key.to_owned(), value))
 }
 
-pub(super) fn s3(
+fn s3(
     url: &Url,
     options: &BTreeMap<String, String>,
     settings: &[(String, String)],
-) -> Result<object_store::aws::AmazonS3, String> {
+) -> Result<AmazonS3Builder, String> {
     for key in options.keys() {
         if key.parse::<AmazonS3ConfigKey>().is_err() && key != "allow_http" {
             return Err(format!(
@@ -81,6 +148,9 @@ pub(super) fn s3(
             builder = builder.with_config(key, value);
         }
     }
+    if set("web_identity_token_file") && !set("role_arn") && !set("access_key_id") {
+        return Err("AWS_WEB_IDENTITY_TOKEN_FILE is set, and is read only together with AWS_ROLE_ARN; set that, too, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".to_owned());
+    }
     if !named && set("profile") {
         return Err("AWS_PROFILE is set, and profiles are not read; put AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, for example by `eval $(aws configure export-credentials --format env)`".to_owned());
     }
@@ -92,14 +162,15 @@ pub(super) fn s3(
     }
     let retry = RetryConfig {
         backoff: BackoffConfig {
-            init_backoff: Duration::from_millis(100),
+            // The first pause is just this, and is to be of each process, too.
+            init_backoff: Jitter::default().pause(0),
             max_backoff: Duration::from_secs(4),
             base: 2.0,
         },
         max_retries: if named { 8 } else { 1 },
         retry_timeout: Duration::from_secs(if named { 20 } else { 5 }),
     };
-    builder.with_retry(retry).build().map_err(|e| e.to_string())
+    Ok(builder.with_retry(retry))
 }
 
 pub(super) const NO_CREDENTIALS: &str = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), or for a public bucket --storage-option skip_signature=true";
@@ -120,7 +191,7 @@ mod tests {
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into();
-        let shown = format!("{:?}", s3(&url, &own, &own_settings).unwrap());
+        let shown = format!("{:?}", s3(&url, &own, &own_settings).unwrap().build().unwrap());
         assert!(shown.contains("mine") && shown.contains("77"), "{shown}");
     }
 }

@@ -7,21 +7,35 @@ use futures_util::TryStreamExt as _;
 use object_store::{Error as StoreError, ObjectMeta, ObjectStore as _, ObjectStoreExt as _};
 
 use super::Inner;
+use super::retry::{Tries, Try};
 use crate::place::{File, has_suffix, is_data};
 
 impl Inner {
+    /// Lists the files, all of them again if an answer breaks off: what came before may have changed.
     pub(super) async fn list(&self) -> Result<Vec<File>> {
-        let failed = |error: StoreError| self.failed("", "cannot list", &error);
+        let mut tries = Tries::default();
+        loop {
+            match self.list_once().await {
+                Ok(files) => return Ok(files),
+                Err(failed) => tries.wait(self, failed).await?,
+            }
+        }
+    }
+
+    async fn list_once(&self) -> Result<Vec<File>, Try> {
+        let (number, store) = self.client.now();
+        let failed =
+            |error: StoreError| Try::of(&error, number, self.failed("", "cannot list", &error));
         let mut files = Vec::new();
         // What looks like a file can be one.
         if has_suffix(self.prefix.as_ref()) {
-            match self.store.head(&self.prefix).await {
+            match store.head(&self.prefix).await {
                 Ok(meta) => return Ok(vec![describe(String::new(), &meta)]),
                 Err(StoreError::NotFound { .. }) => {}
                 Err(error) => return Err(failed(error)),
             }
         }
-        let mut found = self.store.list(Some(&self.prefix));
+        let mut found = store.list(Some(&self.prefix));
         while let Some(meta) = found.try_next().await.map_err(failed)? {
             let key = meta.location.as_ref();
             let key = match self.prefix.as_ref() {

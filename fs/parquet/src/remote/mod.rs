@@ -4,6 +4,7 @@ mod client;
 mod list;
 mod patience;
 mod read;
+mod retry;
 mod said;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,14 +16,14 @@ use std::time::{Duration, Instant};
 use batchfs_store::{Error, Result};
 use bytes::Bytes;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreScheme};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use url::Url;
 
 use crate::place::{File, Place, bad_file};
-use client::{defaults, s3, settings};
+use client::{Client, settings};
+use retry::Jitter;
 
 /// A listing of very many keys takes its time.
 const LISTING: Duration = Duration::from_secs(300);
@@ -40,7 +41,7 @@ pub(crate) struct Remote {
 }
 
 struct Inner {
-    store: Box<dyn ObjectStore>,
+    client: Client,
     prefix: Path,
     origin: String,
     /// What must not be shown to anybody.
@@ -49,6 +50,7 @@ struct Inner {
     /// Bytes that came, of ranges that are not whole yet, too.
     came: AtomicU64,
     slots: Semaphore,
+    jitter: Jitter,
 }
 
 /// A range that is on its way.
@@ -64,7 +66,8 @@ impl Remote {
     /// Opens `source`, such as `s3://bucket/prefix`. `options` come before the environment.
     pub(crate) fn new(source: &str, options: &BTreeMap<String, String>) -> Result<Remote> {
         let invalid = |why: String| bad_file(source.to_owned(), why);
-        let url = Url::parse(source).map_err(|e| invalid(format!("is no address: {e}")))?;
+        let url = Url::parse(source)
+            .map_err(|e| invalid(format!("is no address: {e}; write one as s3://bucket/folder")))?;
         if !url.username().is_empty() || url.password().is_some() {
             let mut shown = url.clone();
             // Neither fails for an address that has a host.
@@ -82,16 +85,7 @@ impl Remote {
             })
             .map(|(_, value)| value.clone())
             .collect();
-        let (scheme, path) = ObjectStoreScheme::parse(&url).map_err(|e| invalid(e.to_string()))?;
-        let store: Box<dyn ObjectStore> = match scheme {
-            ObjectStoreScheme::AmazonS3 => {
-                Box::new(s3(&url, options, &settings).map_err(&invalid)?)
-            }
-            other => {
-                let settings = defaults(&other, &url).chain(settings.clone());
-                object_store::parse_url_opts(&url, settings).map_err(|e| invalid(e.to_string()))?.0
-            }
-        };
+        let (client, prefix) = Client::new(&url, options, settings).map_err(invalid)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("fetch")
@@ -99,13 +93,14 @@ impl Remote {
             .build()
             .map_err(Error::io(source, "cannot start threads to reach it"))?;
         let inner = Arc::new(Inner {
-            store,
-            prefix: path,
+            client,
+            prefix,
             origin: source.trim_end_matches('/').to_owned(),
             secrets,
             received: AtomicU64::new(0),
             came: AtomicU64::new(0),
             slots: Semaphore::new(PARALLEL),
+            jitter: Jitter::default(),
         });
         Ok(Remote { inner, runtime, ahead: Mutex::default() })
     }

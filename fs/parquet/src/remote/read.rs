@@ -1,5 +1,6 @@
 //! Ranges of files, asked for again when their bodies break off.
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +13,13 @@ use object_store::{Error as StoreError, GetOptions, GetRange, ObjectStore as _};
 
 use super::list::is_same;
 use super::patience::within;
+use super::retry::{Tries, Try};
+use super::said::BROKEN_SERVER;
 use super::{AHEAD, Inner};
 use crate::place::{CHANGED, File, bad_file};
 
 /// How long a range may take, with all that was tried, beside what its bytes take at least.
 const PATIENCE: Duration = Duration::from_secs(45);
-/// How often a body that broke off is asked for again.
-const ATTEMPTS: u32 = 4;
 
 impl Inner {
     /// Reads a range, again if its body breaks off.
@@ -34,23 +35,14 @@ impl Inner {
         let work = async {
             let _slot = self.slots.acquire().await;
             since.store(all(), Ordering::Relaxed);
-            let mut attempt = 0;
+            let mut tries = Tries::default();
             loop {
                 match self.read_once(file, range.clone(), &own).await {
                     Ok(bytes) => {
                         self.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                         return Ok(bytes);
                     }
-                    Err(Try::Final(error)) => return Err(error),
-                    Err(Try::Again(error)) if attempt + 1 >= ATTEMPTS => return Err(error),
-                    Err(Try::Again(error)) => {
-                        tracing::debug!("{error}; asking again");
-                        // Different readers wait for different times.
-                        let jitter = range.start.wrapping_mul(0x9e37_79b9) % 100;
-                        let wait = (100 + jitter) << attempt;
-                        tokio::time::sleep(Duration::from_millis(wait)).await;
-                        attempt += 1;
-                    }
+                    Err(failed) => tries.wait(self, failed).await?,
                 }
             }
         };
@@ -66,15 +58,17 @@ impl Inner {
         range: Range<u64>,
         own: &AtomicU64,
     ) -> Result<Bytes, Try> {
-        let failed = |error: StoreError| self.failed(&file.key, "cannot read", &error);
-        let path = self.path(&file.key).map_err(|e| Try::Final(failed(e)))?;
+        let failed = |error: &StoreError| self.failed(&file.key, "cannot read", error);
+        let path = self.path(&file.key).map_err(|e| Try::Final(failed(&e)))?;
         let pinned = file.version.strip_prefix("etag ").map(str::to_owned);
         let options = GetOptions {
             range: Some(GetRange::Bounded(range.clone())),
             if_match: pinned,
             ..GetOptions::default()
         };
-        let got = self.store.get_opts(&path, options).await.map_err(|e| Try::Final(failed(e)))?;
+        let (number, store) = self.client.now();
+        let got = store.get_opts(&path, options).await;
+        let got = got.map_err(|e| Try::of(&e, number, failed(&e)))?;
         // Not every server heeds the condition.
         if !is_same(file, &got.meta) {
             return Err(Try::Final(bad_file(self.name(&file.key), CHANGED)));
@@ -83,22 +77,22 @@ impl Inner {
         let mut body = got.into_stream();
         // A server can say anything; what it says is believed up to some size.
         let mut bytes = Vec::with_capacity(usize::try_from(wanted.min(AHEAD)).unwrap_or(0));
-        while let Some(part) = body.try_next().await.map_err(|e| Try::Again(failed(e)))? {
+        while let Some(part) = body.try_next().await.map_err(|e| Try::Again(failed(&e)))? {
             self.came.fetch_add(part.len() as u64, Ordering::Relaxed);
             own.fetch_add(part.len() as u64, Ordering::Relaxed);
             bytes.extend_from_slice(&part);
+            if bytes.len() as u64 > wanted {
+                break;
+            }
         }
-        if bytes.len() as u64 != wanted {
-            let why = format!("{} bytes came instead of {wanted}", bytes.len());
-            let source = io::Error::new(io::ErrorKind::UnexpectedEof, why);
-            let path = self.name(&file.key).into();
-            return Err(Try::Again(Error::Io { path, action: "cannot read", source }));
-        }
-        Ok(bytes.into())
+        let (kind, more) = match (bytes.len() as u64).cmp(&wanted) {
+            Equal => return Ok(bytes.into()),
+            Less => (io::ErrorKind::UnexpectedEof, ""),
+            Greater => (io::ErrorKind::InvalidData, " or more"),
+        };
+        let why = format!("{}{more} bytes came instead of {wanted}; {BROKEN_SERVER}", bytes.len());
+        let path = self.name(&file.key).into();
+        let source = io::Error::new(kind, why);
+        Err(Try::Again(Error::Io { path, action: "cannot read", source }))
     }
-}
-
-enum Try {
-    Again(Error),
-    Final(Error),
 }

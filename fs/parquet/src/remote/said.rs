@@ -9,7 +9,11 @@ use object_store::path::Path;
 
 use super::Inner;
 use super::client::NO_CREDENTIALS;
-use crate::place::{CHANGED, bad_file};
+use crate::place::{CHANGED, GONE, bad_file};
+
+/// What to do about a server whose answers are not what was asked for.
+pub(super) const BROKEN_SERVER: &str = "the server, or a proxy before it, does not give ranges as it should; use another endpoint, or copy the files here";
+const SLOW_SERVER: &str = "check the endpoint and the network, then read it again";
 
 impl Inner {
     pub(super) fn name(&self, key: &str) -> String {
@@ -26,26 +30,25 @@ impl Inner {
 
     /// The error as ours. Nothing secret is in it.
     pub(super) fn failed(&self, key: &str, action: &'static str, error: &StoreError) -> Error {
-        let mut why = error.to_string();
-        let mut cause = std::error::Error::source(error);
-        while let Some(next) = cause {
-            let said = next.to_string();
-            if !why.contains(&said) {
-                why = format!("{why}: {said}");
-            }
-            cause = next.source();
-        }
         // What a server says can have a token in it that is not among the settings.
-        why = in_words(&why);
+        let mut why = in_words(&in_full(error));
         for secret in &self.secrets {
             why = why.replace(secret, "***");
         }
         let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
-        let kind = match error {
-            StoreError::NotFound { .. } => io::ErrorKind::NotFound,
-            StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => {
-                io::ErrorKind::PermissionDenied
+        let (kind, way_out) = match error {
+            _ if says_expired(error) => (
+                io::ErrorKind::PermissionDenied,
+                "give credentials that are valid, or such as are fetched anew: AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CONTAINER_CREDENTIALS_FULL_URI, or the instance's",
+            ),
+            StoreError::NotFound { .. } if key.is_empty() => {
+                (io::ErrorKind::NotFound, "check the address")
             }
+            StoreError::NotFound { .. } => (io::ErrorKind::NotFound, GONE),
+            StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => (
+                io::ErrorKind::PermissionDenied,
+                "check the credentials, and whether these may list and read it",
+            ),
             StoreError::Precondition { .. } => return bad_file(self.name(key), CHANGED),
             // The address of a cloud machine's own credentials, which is asked last.
             _ if why.contains("//169.254.169.254/") => {
@@ -59,17 +62,54 @@ impl Inner {
             _ if why.replace("retry_timeout", "").contains("imeout")
                 || why.contains("imed out") =>
             {
-                io::ErrorKind::TimedOut
+                (io::ErrorKind::TimedOut, SLOW_SERVER)
             }
-            _ => io::ErrorKind::Other,
+            _ if ["non-partial", "Content-", "Requested "].iter().any(|s| why.contains(s)) => {
+                (io::ErrorKind::InvalidData, BROKEN_SERVER)
+            }
+            _ => (io::ErrorKind::Other, SLOW_SERVER),
         };
+        let why = format!("{why}; {way_out}");
         Error::Io { path: self.name(key).into(), action, source: io::Error::new(kind, why) }
     }
 
     pub(super) fn late(&self, key: &str, action: &'static str, limit: Duration) -> Error {
-        let why = format!("no answer within {} seconds", limit.as_secs());
+        let why = format!("no answer within {} seconds; {SLOW_SERVER}", limit.as_secs());
         let source = io::Error::new(io::ErrorKind::TimedOut, why);
         Error::Io { path: self.name(key).into(), action, source }
+    }
+}
+
+/// The error with all that caused it.
+fn in_full(error: &StoreError) -> String {
+    let mut why = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        let said = next.to_string();
+        if !why.contains(&said) {
+            why = format!("{why}: {said}");
+        }
+        cause = next.source();
+    }
+    why
+}
+
+/// Whether other credentials may help.
+pub(super) fn has_expired(error: &StoreError) -> bool {
+    matches!(error, StoreError::Unauthenticated { .. }) || says_expired(error)
+}
+
+fn says_expired(error: &StoreError) -> bool {
+    let said = in_full(error);
+    ["<Code>ExpiredToken", "<Code>TokenRefreshRequired"].iter().any(|code| said.contains(code))
+}
+
+/// Whether asking again is of no use: the client did so before, or the answer is a plain no.
+pub(super) fn is_settled(error: &StoreError) -> bool {
+    match error {
+        // So begins what the client says of a request that it made as often as it may.
+        StoreError::Generic { .. } => in_full(error).contains("Error performing "),
+        _ => true,
     }
 }
 
