@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::AzureConfigKey;
+use object_store::gcp::GoogleConfigKey;
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig, parse_url_opts,
+    BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig,
+    parse_url_opts,
 };
 use url::Url;
 
@@ -40,12 +43,16 @@ impl Client {
         options: &BTreeMap<String, String>,
         settings: Vec<(String, String)>,
     ) -> Result<(Client, Path), String> {
-        let (scheme, path) = ObjectStoreScheme::parse(url).map_err(|e| e.to_string())?;
+        let (scheme, path) = ObjectStoreScheme::parse(url)
+            .map_err(|_| "is in no storage that is known here: there are s3, gs, az, abfs, abfss, http and https")?;
+        for key in options.keys() {
+            is_option(&scheme, key)?;
+        }
         let keys = |(key, _): &(String, String)| key.trim_start_matches("aws_") == "access_key_id";
         let renewable = !settings.iter().any(keys);
         let make: Box<dyn Fn() -> Result<Store, String> + Send + Sync> = match scheme {
             ObjectStoreScheme::AmazonS3 => {
-                let builder = s3(url, options, &settings)?;
+                let builder = s3(url, &settings)?;
                 Box::new(move || match builder.clone().build() {
                     Ok(store) => Ok(Arc::new(store)),
                     Err(e) => Err(e.to_string()),
@@ -83,7 +90,7 @@ impl Client {
     }
 }
 
-/// What the environment and then the options say.
+/// What the environment and then the options say. All keys are in lower case.
 pub(super) fn settings(options: &BTreeMap<String, String>) -> Vec<(String, String)> {
     let ours = ["AWS_", "GOOGLE_", "AZURE_"];
     let environment = std::env::vars_os().filter_map(|(key, value)| {
@@ -91,8 +98,7 @@ pub(super) fn settings(options: &BTreeMap<String, String>) -> Vec<(String, Strin
         let wanted = ours.iter().any(|prefix| key.starts_with(prefix)) && !value.is_empty();
         wanted.then(|| (key.to_lowercase(), value))
     });
-    let options = options.iter().map(|(key, value)| (key.to_lowercase(), value.clone()));
-    environment.chain(options).collect()
+    environment.chain(options.clone()).collect()
 }
 
 /// What holds for other stores than S3 if nobody says otherwise.
@@ -110,18 +116,34 @@ fn defaults(scheme: &ObjectStoreScheme, url: &Url) -> impl Iterator<Item = (Stri
     all.into_iter().map(|(key, value)| (key.to_owned(), value))
 }
 
-fn s3(
-    url: &Url,
-    options: &BTreeMap<String, String>,
-    settings: &[(String, String)],
-) -> Result<AmazonS3Builder, String> {
-    for key in options.keys() {
-        if key.parse::<AmazonS3ConfigKey>().is_err() && key != "allow_http" {
-            return Err(format!(
-                "there is no storage option {key:?}; those of S3 are endpoint, region, access_key_id, secret_access_key, session_token, skip_signature, virtual_hosted_style_request and others"
-            ));
-        }
+/// Whether a store of this kind has such an option.
+fn is_option(scheme: &ObjectStoreScheme, key: &str) -> Result<(), String> {
+    let (known, of, some) = match scheme {
+        ObjectStoreScheme::AmazonS3 => (
+            key.parse::<AmazonS3ConfigKey>().is_ok(),
+            "S3",
+            "endpoint, region, access_key_id, secret_access_key, session_token, skip_signature, virtual_hosted_style_request",
+        ),
+        ObjectStoreScheme::GoogleCloudStorage => (
+            key.parse::<GoogleConfigKey>().is_ok(),
+            "Google's storage",
+            "service_account, service_account_key, application_credentials, skip_signature",
+        ),
+        ObjectStoreScheme::MicrosoftAzure => (
+            key.parse::<AzureConfigKey>().is_ok(),
+            "Azure's storage",
+            "account_name, access_key, sas_token, client_id, client_secret, tenant_id, skip_signature",
+        ),
+        _ => (false, "plain web servers", "allow_invalid_certificates, proxy_url, user_agent"),
+    };
+    // Each kind has those of its connections, too.
+    if known || key.parse::<ClientConfigKey>().is_ok() {
+        return Ok(());
     }
+    Err(format!("there is no storage option {key:?}; those of {of} are {some} and others"))
+}
+
+fn s3(url: &Url, settings: &[(String, String)]) -> Result<AmazonS3Builder, String> {
     let client = ClientOptions::new()
         .with_connect_timeout(CONNECT)
         .with_read_timeout(SILENCE)
@@ -180,9 +202,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn options_that_a_store_does_not_have_are_refused() {
+        let refusal = |url: &str, key: &str| {
+            let options = BTreeMap::from([(key.to_owned(), "x".to_owned())]);
+            Client::new(&Url::parse(url).unwrap(), &options, Vec::new()).err()
+        };
+        for (url, known) in [
+            ("s3://bucket/data", "region"),
+            ("gs://bucket/data", "service_account"),
+            ("az://container/data", "sas_token"),
+            ("https://host/data", "user_agent"),
+        ] {
+            let said = refusal(url, "retion").unwrap();
+            assert!(said.starts_with("there is no storage option \"retion\""), "{said}");
+            assert!(said.contains("and others"), "{said}");
+            let said = refusal(url, known);
+            assert!(said.as_ref().is_none_or(|s| !s.contains("no storage option")), "{said:?}");
+        }
+        let said = refusal("https://host/data", "region").unwrap();
+        assert!(said.contains("those of plain web servers are"), "{said}");
+        let said = refusal("nope://host/data", "region").unwrap();
+        assert!(said.starts_with("is in no storage that is known here"), "{said}");
+    }
+
+    #[test]
     fn settings_of_the_client_are_those_that_were_given() {
         let url = Url::parse("s3://bucket/data").unwrap();
-        let own = BTreeMap::from([("user_agent".to_owned(), "mine".to_owned())]);
         let own_settings: Vec<(String, String)> = [
             ("access_key_id", "a"),
             ("secret_access_key", "b"),
@@ -191,7 +236,7 @@ mod tests {
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into();
-        let shown = format!("{:?}", s3(&url, &own, &own_settings).unwrap().build().unwrap());
+        let shown = format!("{:?}", s3(&url, &own_settings).unwrap().build().unwrap());
         assert!(shown.contains("mine") && shown.contains("77"), "{shown}");
     }
 }

@@ -1,5 +1,7 @@
 //! Files in object storage.
 
+mod address;
+mod ahead;
 mod client;
 mod list;
 mod patience;
@@ -7,37 +9,32 @@ mod read;
 mod retry;
 mod said;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use batchfs_store::{Error, Result};
 use bytes::Bytes;
 use object_store::path::Path;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
-use url::Url;
 
 use crate::place::{File, Place, bad_file};
+use ahead::Ahead;
 use client::{Client, settings};
 use retry::Jitter;
 
 /// A listing of very many keys takes its time.
 const LISTING: Duration = Duration::from_secs(300);
 const PARALLEL: usize = 16;
-/// Bytes that are fetched ahead of those who decode them.
-const AHEAD: u64 = 128 << 20;
-/// What nobody came for within this time is dropped.
-const STALE: Duration = Duration::from_secs(30);
 
 /// A bucket's prefix, or one object.
 pub(crate) struct Remote {
     inner: Arc<Inner>,
     runtime: Runtime,
-    ahead: Mutex<VecDeque<Ahead>>,
+    ahead: Ahead,
 }
 
 struct Inner {
@@ -46,37 +43,20 @@ struct Inner {
     origin: String,
     /// What must not be shown to anybody.
     secrets: Vec<String>,
-    received: AtomicU64,
-    /// Bytes that came, of ranges that are not whole yet, too.
+    /// Bytes that came, of ranges that broke off, too.
     came: AtomicU64,
     slots: Semaphore,
     jitter: Jitter,
 }
 
-/// A range that is on its way.
-struct Ahead {
-    key: String,
-    begin: u64,
-    len: u64,
-    since: Instant,
-    task: JoinHandle<Result<Bytes>>,
-}
-
 impl Remote {
     /// Opens `source`, such as `s3://bucket/prefix`. `options` come before the environment.
     pub(crate) fn new(source: &str, options: &BTreeMap<String, String>) -> Result<Remote> {
+        let url = address::parse(source)?;
         let invalid = |why: String| bad_file(source.to_owned(), why);
-        let url = Url::parse(source)
-            .map_err(|e| invalid(format!("is no address: {e}; write one as s3://bucket/folder")))?;
-        if !url.username().is_empty() || url.password().is_some() {
-            let mut shown = url.clone();
-            // Neither fails for an address that has a host.
-            let _ = shown.set_username("");
-            let _ = shown.set_password(None);
-            let why = "has a user or a password in the address; put them in the environment";
-            return Err(bad_file(shown.to_string(), why));
-        }
-        let settings = settings(options);
+        let own: BTreeMap<String, String> =
+            options.iter().map(|(key, value)| (key.to_lowercase(), value.clone())).collect();
+        let settings = settings(&own);
         let secrets = settings
             .iter()
             .filter(|(key, value)| {
@@ -85,7 +65,7 @@ impl Remote {
             })
             .map(|(_, value)| value.clone())
             .collect();
-        let (client, prefix) = Client::new(&url, options, settings).map_err(invalid)?;
+        let (client, prefix) = Client::new(&url, &own, settings).map_err(invalid)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("fetch")
@@ -97,12 +77,11 @@ impl Remote {
             prefix,
             origin: source.trim_end_matches('/').to_owned(),
             secrets,
-            received: AtomicU64::new(0),
             came: AtomicU64::new(0),
             slots: Semaphore::new(PARALLEL),
             jitter: Jitter::default(),
         });
-        Ok(Remote { inner, runtime, ahead: Mutex::default() })
+        Ok(Remote { inner, runtime, ahead: Ahead::default() })
     }
 }
 
@@ -124,13 +103,9 @@ impl Place for Remote {
     }
 
     fn read(&self, file: &File, range: Range<u64>) -> Result<Bytes> {
-        let coming = {
-            let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-            let at = ahead.iter().position(|a| a.key == file.key && a.begin == range.start);
-            at.and_then(|at| ahead.remove(at))
-        };
+        let coming = self.ahead.take(file, &range);
         self.runtime.block_on(async {
-            if let Some(Ahead { task, .. }) = coming {
+            if let Some(task) = coming {
                 // What failed before anybody wanted it may be right by now.
                 let early = task.is_finished();
                 match task.await {
@@ -139,26 +114,16 @@ impl Place for Remote {
                     Err(_) => {}
                 }
             }
-            self.inner.read(file, range).await
+            self.inner.read(file, range, &AtomicBool::default()).await
         })
     }
 
     fn announce(&self, ranges: Vec<(File, Range<u64>)>) {
-        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        for (file, range) in ranges {
-            let len = range.end - range.start;
-            if ahead.iter().any(|a| a.key == file.key && a.begin == range.start) {
-                continue;
-            }
-            // What was announced and then not read, after a jump, goes after a while.
-            ahead.retain(|a| a.since.elapsed() < STALE || !a.task.is_finished());
-            if ahead.iter().map(|a| a.len).sum::<u64>() + len > AHEAD {
-                break;
-            }
-            let (inner, key, begin) = (self.inner.clone(), file.key.clone(), range.start);
-            let task = self.runtime.spawn(async move { inner.read(&file, range).await });
-            ahead.push_back(Ahead { key, begin, len, since: Instant::now(), task });
-        }
+        let fetch = |file: File, range, begun: Arc<AtomicBool>| {
+            let inner = self.inner.clone();
+            async move { inner.read(&file, range, &begun).await }
+        };
+        self.ahead.replace(ranges, self.runtime.handle(), fetch);
     }
 
     fn parallel(&self) -> usize {
@@ -166,6 +131,6 @@ impl Place for Remote {
     }
 
     fn received(&self) -> u64 {
-        self.inner.received.load(Ordering::Relaxed)
+        self.inner.came.load(Ordering::Relaxed)
     }
 }

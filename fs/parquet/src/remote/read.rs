@@ -3,7 +3,7 @@
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use batchfs_store::{Error, Result};
@@ -11,19 +11,25 @@ use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use object_store::{Error as StoreError, GetOptions, GetRange, ObjectStore as _};
 
+use super::Inner;
+use super::ahead::AHEAD;
 use super::list::is_same;
 use super::patience::within;
 use super::retry::{Tries, Try};
 use super::said::BROKEN_SERVER;
-use super::{AHEAD, Inner};
 use crate::place::{CHANGED, File, bad_file};
 
 /// How long a range may take, with all that was tried, beside what its bytes take at least.
 const PATIENCE: Duration = Duration::from_secs(45);
 
 impl Inner {
-    /// Reads a range, again if its body breaks off.
-    pub(super) async fn read(&self, file: &File, range: Range<u64>) -> Result<Bytes> {
+    /// Reads a range, again if its body breaks off. Notes in `begun` that it has its turn.
+    pub(super) async fn read(
+        &self,
+        file: &File,
+        range: Range<u64>,
+        begun: &AtomicBool,
+    ) -> Result<Bytes> {
         let all = || self.came.load(Ordering::Relaxed);
         // While others have all slots, what comes to them counts; then what comes for this range.
         let (before, since) = (all(), AtomicU64::new(u64::MAX));
@@ -34,14 +40,12 @@ impl Inner {
         };
         let work = async {
             let _slot = self.slots.acquire().await;
+            begun.store(true, Ordering::Relaxed);
             since.store(all(), Ordering::Relaxed);
             let mut tries = Tries::default();
             loop {
                 match self.read_once(file, range.clone(), &own).await {
-                    Ok(bytes) => {
-                        self.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                        return Ok(bytes);
-                    }
+                    Ok(bytes) => return Ok(bytes),
                     Err(failed) => tries.wait(self, failed).await?,
                 }
             }
