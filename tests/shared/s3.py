@@ -19,6 +19,8 @@ import pytest
 from waiting import wait_for
 
 KEY = "AKIDEXAMPLE1234567"
+# Where machines of a cloud find credentials of their own.
+METADATA = "169.254.169.254"
 # With the characters that are encoded in one place and not in another.
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY="
 
