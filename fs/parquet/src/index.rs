@@ -12,11 +12,15 @@ use twox_hash::XxHash3_128;
 use crate::chunk::Chunk;
 use crate::column::{self, Column};
 use crate::decode::count;
+use crate::footer;
 use crate::place::{File, Place, bad_file};
 
 /// Bytes at the end of a file that are read at first: most footers are shorter.
 const TAIL: u64 = 64 << 10;
+/// Bytes behind a footer.
 const FOOTER: u64 = 8;
+/// Footers take ten times as much memory when they are decoded.
+const LARGEST: u64 = 256 << 20;
 
 /// A file and its row groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,11 +97,19 @@ fn index_file(place: &dyn Place, file: &File, name: &str) -> Result<Indexed> {
     let Some(data) = (file.size - FOOTER).checked_sub(len).filter(|&data| data >= 4) else {
         return Err(not_parquet(format!("its footer says that it is {len} bytes long")));
     };
+    if len > LARGEST {
+        return Err(bad(format!(
+            "has a footer of {len} bytes, and at most {LARGEST} are supported; write it with fewer row groups or columns"
+        )));
+    }
     if len + FOOTER > tail.len() as u64 {
         tail = place.read(file, data..file.size)?;
     }
     let end = tail.len() - FOOTER as usize;
     let footer = &tail[end - len as usize..end];
+    footer::check(footer).map_err(|why| {
+        bad(format!("cannot be taken for Parquet: {why}; remove it or write it again"))
+    })?;
     let meta = catch_unwind(|| ParquetMetaDataReader::decode_metadata(footer))
         .map_err(|_| not_parquet("its footer cannot be understood".to_owned()))?
         .map_err(|e| not_parquet(e.to_string()))?;

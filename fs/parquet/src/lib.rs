@@ -9,6 +9,7 @@ mod cache;
 mod chunk;
 mod column;
 mod decode;
+mod footer;
 mod index;
 mod levels;
 mod local;
