@@ -11,7 +11,7 @@ use twox_hash::XxHash3_128;
 
 use crate::chunk::Chunk;
 use crate::column::{self, Column};
-use crate::decode::count;
+use crate::count::count;
 use crate::footer;
 use crate::place::{File, Place, bad_file};
 

@@ -5,9 +5,11 @@
 //! where these do not prove the count from one scan, and kept on disk. After that a row group is
 //! one ranged read of the token column alone.
 
+mod bounded;
 mod cache;
 mod chunk;
 mod column;
+mod count;
 mod decode;
 mod footer;
 mod index;

@@ -148,3 +148,119 @@ proptest! {
         prop_assert!(peak() < MEMORY);
     }
 }
+
+/// Levels: a run of one level after the other.
+fn runs(runs: &[(u64, u8)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for &(count, level) in runs {
+        let mut head = count << 1;
+        while head >= 0x80 {
+            out.push(head as u8 | 0x80);
+            head >>= 7;
+        }
+        out.extend([head as u8, level]);
+    }
+    [&(out.len() as u32).to_le_bytes()[..], &out].concat()
+}
+
+/// A file of one row group of one page.
+#[derive(Clone)]
+struct Page {
+    rows: i64,
+    /// Levels, as the page and as the footer says.
+    levels: (i64, i64),
+    reps: Vec<(u64, u8)>,
+    defs: Vec<(u64, u8)>,
+    tokens: i32,
+    encoding: i64,
+    histogram: Option<[i64; 4]>,
+}
+
+impl Page {
+    fn file(&self) -> Vec<u8> {
+        let values: Vec<u8> = (0..self.tokens).flat_map(i32::to_le_bytes).collect();
+        let body = [runs(&self.reps), runs(&self.defs), values].concat();
+        let len = body.len() as i64;
+        let head = Struct::default().i32(1, self.levels.0).i32(2, 0);
+        let head = head.i32(3, self.encoding).i32(4, self.encoding);
+        let page = Struct::default().i32(1, 0).i32(2, len).i32(3, len).inner(5, head).end();
+        let data = [page, body].concat();
+        let len = data.len() as i64;
+        let column = Struct::default().i32(1, 1).numbers(2, 5, &[0, 3]).i32(4, 0);
+        let column = column.i64(5, self.levels.1).i64(6, len).i64(7, len).i64(9, 4);
+        let column = match self.histogram {
+            Some(counts) => column.inner(16, Struct::default().numbers(3, 6, &counts)),
+            None => column,
+        };
+        let chunk = Struct::default().i64(2, 4).inner(3, column);
+        let group = Struct::default().structs(1, &[chunk]).i64(2, len).i64(3, self.rows);
+        let schema = [
+            element("m", 0, Some(1)),
+            element("tokens", 1, Some(1)).i32(6, 3),
+            element("list", 2, Some(1)),
+            element("element", 1, None),
+        ];
+        file(&data, &footer(&schema, self.rows, &[group]))
+    }
+}
+
+const MANY: u64 = 300_000_000;
+
+/// One document of one token, and a run of levels that are none.
+fn one(rep: u8, def: u8) -> Page {
+    Page {
+        rows: 1,
+        levels: (MANY as i64, MANY as i64),
+        reps: vec![(1, 0), (MANY - 1, rep)],
+        defs: vec![(1, 3), (MANY - 1, def)],
+        tokens: 1,
+        encoding: 3,
+        histogram: None,
+    }
+}
+
+#[test]
+fn levels_that_are_no_tokens_are_not_decoded_by_the_thousand_millions() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.parquet");
+    // What the file would be if it were in order.
+    let few = Page {
+        levels: (1000, 1000),
+        reps: vec![(1, 0), (999, 1)],
+        defs: vec![(1000, 3)],
+        tokens: 1000,
+        ..one(1, 3)
+    };
+    for histogram in [None, Some([0, 0, 0, 1000])] {
+        std::fs::write(&path, Page { histogram, ..few.clone() }.file()).unwrap();
+        let source = open(&path, &dir.path().join(format!("{}", histogram.is_some()))).unwrap();
+        assert_eq!(*source.read(0).unwrap().tokens, *(0..1000).collect::<Vec<i32>>());
+    }
+
+    let others = MANY as i64 - 1;
+    for (page, what) in [
+        (one(1, 2), "row 0: has a null item"),
+        (one(1, 0), "row group 0: the token column is damaged"),
+        (one(0, 0), "more rows than the row group, which has 1"),
+        (one(0, 3), "more rows than the row group, which has 1"),
+        // It says so itself.
+        (Page { histogram: Some([others, 0, 0, 1]), ..one(0, 0) }, "have no more than 2"),
+        (Page { histogram: Some([0, 0, others, 1]), ..one(1, 2) }, "row 0: has a null item"),
+        (Page { levels: (1000, MANY as i64), ..few.clone() }, "have no more than 1001"),
+        // Levels without runs, of which there are not enough.
+        (Page { encoding: 4, ..one(1, 0) }, "the token column is damaged"),
+        (Page { levels: (MANY as i64, 2), ..one(1, 0) }, "more values than its footer says"),
+    ] {
+        let error = refused(&page.file());
+        assert!(error.contains(what), "{what}: {error}");
+    }
+
+    // The footer is in order, and the page is not.
+    let lies = Page { levels: (MANY as i64, 2), histogram: Some([1, 0, 0, 1]), ..one(0, 0) };
+    std::fs::write(&path, lies.file()).unwrap();
+    let source = open(&path, &dir.path().join("lies")).unwrap();
+    for error in [source.read(0).err().unwrap(), source.read_packed(0).err().unwrap()] {
+        assert!(error.to_string().contains("more values than its footer says"), "{error}");
+    }
+    assert!(peak() < MEMORY);
+}
