@@ -5,6 +5,7 @@
 //! where these do not prove the count from one scan, and kept on disk. After that a row group is
 //! one ranged read of the token column alone.
 
+mod allowance;
 mod bounded;
 mod cache;
 mod chunk;
