@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use batchfs_sampler::lanes::{LaneSpec, Lanes, Mix};
 use batchfs_store::TokenSource;
@@ -22,6 +23,8 @@ pub struct Tokens {
     pub(super) mix: Option<Mix>,
     /// The first row group of each source.
     pub(super) firsts: Vec<usize>,
+    /// Bytes that the pieces of windows take which all views keep.
+    pub(super) kept: Arc<AtomicU64>,
     /// Path or address of each source.
     origins: Vec<String>,
 }
@@ -115,7 +118,15 @@ impl Tokens {
         let threads = if threads == 0 { cores } else { threads };
         let groups = Groups::new(source, firsts.clone(), limit, threads)
             .map_err(|e| Error::Dataset(format!("cannot start a thread: {e}")))?;
-        Ok(Arc::new(Tokens { groups, counts, documents, mix, firsts, origins }))
+        Ok(Arc::new(Tokens {
+            groups,
+            counts,
+            documents,
+            mix,
+            firsts,
+            kept: Arc::default(),
+            origins,
+        }))
     }
 
     /// The mixture, if there are several sources.
