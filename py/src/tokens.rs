@@ -217,8 +217,7 @@ impl TokenSource {
                 Ok(opened) => break opened.map_err(|e| raised(py, &e))?,
                 Err(RecvTimeoutError::Timeout) => py.check_signals()?,
                 Err(RecvTimeoutError::Disconnected) => {
-                    let why = "batchfs itself failed; please report this";
-                    return Err(PyRuntimeError::new_err(why));
+                    return Err(PyRuntimeError::new_err(batchfs_store::ITSELF_FAILED));
                 }
             }
         };

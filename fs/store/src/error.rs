@@ -1,6 +1,9 @@
 use std::io;
 use std::path::PathBuf;
 
+/// What is said of a panic: it is nobody's fault but ours.
+pub const ITSELF_FAILED: &str = "batchfs itself failed; please report this";
+
 /// What can go wrong with stores and streams. Every variant names the path it is about.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -116,8 +116,7 @@ impl Windows {
             return pieces.clone();
         }
         let groups = self.groups(met);
-        let lengths =
-            |place: usize| pinned.get(groups[place]).map_or(&[][..], |group| group.lengths());
+        let lengths = |place: usize| pinned.lengths(groups[place]).unwrap_or_default();
         let pieces = Arc::new(WindowPieces::new(&self.lanes, epoch, *window, lengths));
         all.keep(pieces.clone(), pinned.budget() / 2);
         pieces

@@ -82,12 +82,16 @@ impl Inner {
                 Some(entry) => {
                     entry.pins += 1;
                     entry.last = now;
-                    if matches!(entry.content, Content::Failed(_)) && entry.pins == 1 {
-                        entry.content = Content::Coming;
-                        entry.little = little;
-                        state.demand.push_back(*group);
-                    } else {
-                        self.hits.fetch_add(1, Ordering::Relaxed);
+                    match entry.content {
+                        Content::Failed(_) if entry.pins == 1 => {
+                            entry.content = Content::Coming;
+                            entry.little = little;
+                            state.demand.push_back(*group);
+                        }
+                        Content::Here(_) | Content::Packed(_) | Content::Used(_) => {
+                            self.hits.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Content::Coming | Content::Failed(_) => {}
                     }
                 }
                 None => {

@@ -1,17 +1,36 @@
 //! Row groups that stay in memory while somebody needs them.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use batchfs_store::{Error, PackedGroup, TokenGroup};
 
 use super::Inner;
 
+/// A row group that is packed in memory.
+pub(super) struct Packed {
+    pub(super) group: Arc<dyn PackedGroup>,
+    /// What it is as a whole, once a piece of it could not be decoded. It is read for that once, however
+    /// many pieces there are.
+    whole: OnceLock<Result<TokenGroup, Error>>,
+}
+
+impl Packed {
+    pub(super) fn new(group: Arc<dyn PackedGroup>) -> Arc<Packed> {
+        Arc::new(Packed { group, whole: OnceLock::new() })
+    }
+
+    /// Why it cannot be decoded, if that is known.
+    pub(super) fn error(&self) -> Option<Error> {
+        self.whole.get()?.as_ref().err().map(Error::again)
+    }
+}
+
 /// A row group in memory.
 #[derive(Clone)]
-pub(crate) enum Held {
+pub(super) enum Held {
     Whole(Arc<TokenGroup>),
-    Packed(Arc<dyn PackedGroup>),
+    Packed(Arc<Packed>),
 }
 
 impl Held {
@@ -19,7 +38,7 @@ impl Held {
     pub(crate) fn lengths(&self) -> &[u32] {
         match self {
             Held::Whole(group) => &group.lengths,
-            Held::Packed(group) => group.lengths(),
+            Held::Packed(packed) => packed.group.lengths(),
         }
     }
 }
@@ -36,9 +55,9 @@ impl Pinned {
         self.inner.budget
     }
 
-    /// A row group that was asked for.
-    pub(crate) fn get(&self, group: usize) -> Option<&Held> {
-        self.groups.get(&group)
+    /// Tokens of each document of a row group that was asked for.
+    pub(crate) fn lengths(&self, group: usize) -> Option<&[u32]> {
+        self.groups.get(&group).map(Held::lengths)
     }
 
     /// Whether some are packed.
@@ -65,16 +84,21 @@ impl Pinned {
             // Little-endian, as the host is: the store builds on no other.
             tokens.map(|tokens| out.copy_from_slice(bytemuck::cast_slice(tokens))).is_some()
         };
+        let inner = &self.inner;
         match self.groups.get(&group) {
             Some(Held::Whole(group)) => Ok(whole(group, out)),
-            Some(Held::Packed(packed)) if packed.copy(from, out) => Ok(true),
-            Some(Held::Packed(_)) => match self.inner.source.read(group) {
-                Ok(group) => Ok(whole(&group, out)),
-                Err(error) => {
-                    self.inner.lock().failed.insert(group);
-                    Err(error)
+            Some(Held::Packed(packed)) => {
+                if packed.whole.get().is_none() && packed.group.copy(from, out) {
+                    return Ok(true);
                 }
-            },
+                match packed.whole.get_or_init(|| inner.ask(group, || inner.source.read(group))) {
+                    Ok(group) => Ok(whole(group, out)),
+                    Err(error) => {
+                        inner.lock().failed.insert(group);
+                        Err(error.again())
+                    }
+                }
+            }
             None => Ok(false),
         }
     }

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use batchfs_store::{Error, PackedGroup, TokenGroup};
+use batchfs_store::{Error, TokenGroup};
 
-use super::pinned::Held;
+use super::pinned::{Held, Packed};
 
 #[derive(Default)]
 pub(super) struct State {
@@ -45,9 +45,9 @@ pub(super) enum Content {
     Coming,
     Here(Arc<TokenGroup>),
     /// For those that wait for it now, until the first of them is done.
-    Packed(Arc<dyn PackedGroup>),
+    Packed(Arc<Packed>),
     /// Queued to be decoded, as the next one may need more of it.
-    Used(Arc<dyn PackedGroup>),
+    Used(Arc<Packed>),
     /// For those that had it pinned. The next one tries again.
     Failed(Error),
 }
@@ -76,7 +76,7 @@ impl State {
     }
 
     /// What is to be unpacked of a row group that was queued for it; nothing if it was given up since.
-    pub(super) fn begin_unpacking(&mut self, group: usize) -> Option<Arc<dyn PackedGroup>> {
+    pub(super) fn begin_unpacking(&mut self, group: usize) -> Option<Arc<Packed>> {
         let entry = self.entries.get_mut(&group)?;
         let Content::Used(packed) = &entry.content else { return None };
         let packed = packed.clone();
