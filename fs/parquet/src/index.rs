@@ -1,7 +1,8 @@
 //! How much is in each row group of each file, and where.
 
+use std::io::ErrorKind;
 use std::panic::catch_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use batchfs_store::{Error, Result};
@@ -42,8 +43,25 @@ pub(crate) fn index(
     files: Vec<File>,
     name: &str,
     known: Vec<Indexed>,
+    stop: &AtomicBool,
 ) -> Result<Vec<Indexed>> {
-    index_within(place, files, name, known, &Allowance::new(TOGETHER))
+    let limits = Limits { allowance: Allowance::new(TOGETHER), stop };
+    index_within(place, files, name, known, &limits)
+}
+
+/// What bounds the work of all threads.
+struct Limits<'a> {
+    allowance: Allowance,
+    stop: &'a AtomicBool,
+}
+
+impl Limits<'_> {
+    fn check(&self, place: &dyn Place) -> Result<()> {
+        if !self.stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::io(place.origin(), "cannot index")(ErrorKind::Interrupted.into()))
+    }
 }
 
 fn index_within(
@@ -51,7 +69,7 @@ fn index_within(
     files: Vec<File>,
     name: &str,
     known: Vec<Indexed>,
-    allowance: &Allowance,
+    limits: &Limits<'_>,
 ) -> Result<Vec<Indexed>> {
     let mut known: std::collections::HashMap<String, Indexed> =
         known.into_iter().map(|indexed| (indexed.file.key.clone(), indexed)).collect();
@@ -70,7 +88,7 @@ fn index_within(
         }
         let mut slot = made[at].lock().unwrap_or_else(PoisonError::into_inner);
         if slot.is_none() {
-            let one = index_file(place, &files[at], name, allowance);
+            let one = index_file(place, &files[at], name, limits);
             if one.is_err() {
                 failed.fetch_min(at, Ordering::Relaxed);
             }
@@ -88,12 +106,8 @@ fn index_within(
         .collect()
 }
 
-fn index_file(
-    place: &dyn Place,
-    file: &File,
-    name: &str,
-    allowance: &Allowance,
-) -> Result<Indexed> {
+fn index_file(place: &dyn Place, file: &File, name: &str, limits: &Limits<'_>) -> Result<Indexed> {
+    limits.check(place)?;
     let shown = || place.name(&file.key);
     let bad = |why: String| bad_file(shown(), why);
     if file.size < 2 * FOOTER - 4 {
@@ -123,7 +137,7 @@ fn index_file(
     }
     let mut taken = None;
     if len + FOOTER > tail.len() as u64 {
-        taken = Some(allowance.take(len));
+        taken = Some(limits.allowance.take(len));
         tail = place.read(file, data..file.size)?;
     }
     let end = tail.len() - FOOTER as usize;
@@ -149,7 +163,8 @@ fn index_file(
             return Err(error(None, why));
         }
         if chunk.tokens.is_none() {
-            let taken = allowance.take(chunk.bytes.end - chunk.bytes.start);
+            let taken = limits.allowance.take(chunk.bytes.end - chunk.bytes.start);
+            limits.check(place)?;
             let bytes = place.read(file, chunk.bytes.clone())?;
             let tokens = count(&chunk, &column, bytes).map_err(|e| error(e.row, e.why))?;
             chunk.tokens = Some(tokens);
@@ -232,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_are_counted_together_have_so_many_bytes_at_the_most() {
+    fn columns_that_are_counted_together_have_so_many_bytes_at_the_most_and_are_given_up() {
         let schema = parse_message_type("message m { repeated int32 tokens; }").unwrap();
         let properties = WriterProperties::builder()
             .set_statistics_enabled(EnabledStatistics::None)
@@ -252,8 +267,10 @@ mod tests {
         for (most, held) in [(400_000, 3), (1000, 1), (u64::MAX, 16)] {
             let place = Slow { file: file.clone(), held: Default::default() };
             let files = place.list().unwrap();
+            let stop = AtomicBool::new(false);
+            let limits = Limits { allowance: Allowance::new(most), stop: &stop };
             let indexed =
-                index_within(&place, files, "tokens", Vec::new(), &Allowance::new(most)).unwrap();
+                index_within(&place, files.clone(), "tokens", Vec::new(), &limits).unwrap();
             assert!(indexed.iter().all(|file| file.chunks[0].tokens == Some(30_000)));
             let column = indexed[0].chunks[0].bytes.end - indexed[0].chunks[0].bytes.start;
             assert!((120_000..130_000).contains(&column));
@@ -262,6 +279,11 @@ mod tests {
             let largest = largest.load(Ordering::SeqCst) as u64 / column;
             assert!(largest <= held, "{largest} of {held}");
             assert!(held == 1 || largest > 1, "{largest} of {held}");
+
+            // Nothing is read any more once nobody waits for it.
+            stop.store(true, Ordering::Relaxed);
+            let stopped = index_within(&place, files, "tokens", Vec::new(), &limits);
+            assert!(stopped.unwrap_err().to_string().contains("slow: cannot index"));
         }
     }
 }

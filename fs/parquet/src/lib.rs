@@ -23,6 +23,6 @@ mod source;
 mod stripped;
 mod values;
 
-pub use source::{Options, ParquetTokens, is_parquet};
+pub use source::{FileCounts, Options, ParquetTokens, is_parquet};
 
 pub use batchfs_store::{Error, Result};

@@ -93,6 +93,33 @@ impl Tokens {
         Tokens::with(Arc::new(joined), Some(mix), firsts, origins, spec, budget, threads)
     }
 
+    /// Takes one source, or those of a mixture, each with its name. The rest is as for [`new`](Self::new).
+    ///
+    /// # Errors
+    /// As [`mixed`](Self::mixed); [`Error::Dataset`] if there are not as many sources as that.
+    pub fn of(
+        mut sources: Vec<(String, Arc<dyn TokenSource>)>,
+        mix: Option<Mix>,
+        spec: LaneSpec,
+        budget: Option<u64>,
+        threads: usize,
+    ) -> Result<Arc<Tokens>> {
+        match (mix, sources.pop()) {
+            (Some(mix), last) => {
+                sources.extend(last);
+                Tokens::mixed(sources, mix, spec, budget, threads)
+            }
+            (None, Some((_, source))) if sources.is_empty() => {
+                Tokens::new(source, spec, budget, threads)
+            }
+            (None, Some(_)) => {
+                let why = "there are several sources, and no mix that says how much of each";
+                Err(Error::Dataset(why.to_owned()))
+            }
+            (None, None) => Err(Error::Dataset("there is no source".to_owned())),
+        }
+    }
+
     fn with(
         source: Arc<dyn TokenSource>,
         mix: Option<Mix>,

@@ -94,7 +94,7 @@ impl Inner {
             match read {
                 Ok(GroupRead::Whole(whole)) => entry.content = Content::Here(Arc::new(whole)),
                 Ok(GroupRead::Packed(packed)) => {
-                    entry.content = Content::Packed(Packed::new(packed))
+                    entry.content = Content::Packed(Packed::new(packed));
                 }
                 Err(error) if entry.pins > 0 => entry.content = Content::Failed(error),
                 // Nobody waits for it, and whoever wants it will hear for himself.
