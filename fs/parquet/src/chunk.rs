@@ -156,7 +156,22 @@ fn proven_tokens(
     }
     // Null items are for the scan to find, which can name the row.
     let nulls = &counts[column.item as usize..column.defined as usize];
-    Ok(nulls.iter().all(|&n| n == 0).then(|| counts[column.defined as usize] as u64))
+    if nulls.iter().any(|&n| n != 0) {
+        return Ok(None);
+    }
+    let tokens = counts[column.defined as usize] as u64;
+    too_many_levels(levels, tokens, documents).map_or(Ok(Some(tokens)), Err)
+}
+
+/// What is said of more levels than documents and tokens can have: each level is a token, or a document
+/// without any. Else levels, which are decoded to be looked at, could take any memory.
+pub(crate) fn too_many_levels(levels: u64, tokens: u64, documents: u64) -> Option<String> {
+    (levels.saturating_sub(tokens) > documents).then(|| {
+        format!(
+            "says that it has {levels} values, and {documents} rows with {tokens} tokens have no more than {}; it is damaged, write it again",
+            tokens.saturating_add(documents)
+        )
+    })
 }
 
 /// A description of the column that is enough to decode it.

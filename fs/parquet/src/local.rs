@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use batchfs_store::{Error, Result};
 use bytes::Bytes;
 
-use crate::place::{CHANGED, File, GONE, Place, bad_file, has_suffix, is_data};
+use crate::place::{CHANGED, File, GONE, Place, bad_file, has_suffix, is_data, is_hidden};
 
 /// Folders in folders that are followed; more are a loop of links.
 const DEEPEST: usize = 64;
@@ -88,8 +88,7 @@ impl Local {
         for entry in fs::read_dir(folder).map_err(io)? {
             let path = entry.map_err(io)?.path();
             let Some(name) = path.file_name() else { continue };
-            let bytes = name.as_encoded_bytes();
-            if bytes.starts_with(b".") || bytes.starts_with(b"_") {
+            if is_hidden(name.as_encoded_bytes()) {
                 continue;
             }
             let meta = match fs::metadata(&path) {

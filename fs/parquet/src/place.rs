@@ -45,11 +45,14 @@ pub(crate) trait Place: Send + Sync {
     fn received(&self) -> u64;
 }
 
-/// Whether a key names a data file: none of its parts is hidden or a helper's, and it says that it
-/// is Parquet.
+/// Whether a key names a data file: none of its parts is hidden, and it says that it is Parquet.
 pub(crate) fn is_data(key: &str) -> bool {
-    let hidden = |part: &str| part.starts_with('_') || part.starts_with('.');
-    !key.split('/').any(hidden) && has_suffix(key)
+    !key.split('/').any(|part| is_hidden(part.as_bytes())) && has_suffix(key)
+}
+
+/// Whether a file or folder of this name does not count: it is hidden, or a helper's.
+pub(crate) fn is_hidden(name: &[u8]) -> bool {
+    name.starts_with(b"_") || name.starts_with(b".")
 }
 
 /// Whether a name ends as those of Parquet files do.

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use batchfs_store::{
@@ -15,7 +16,7 @@ use crate::chunk::Chunk;
 use crate::column::Ints;
 use crate::index::{Indexed, index};
 use crate::local::Local;
-use crate::place::{Place, bad_file, has_suffix};
+use crate::place::{Place, bad_file, has_suffix, is_hidden};
 use crate::remote::Remote;
 use crate::{cache, decode, packed};
 
@@ -28,12 +29,15 @@ pub struct Options {
     pub cache: Option<PathBuf>,
     /// Settings of the object store, such as `endpoint` and `region`, before the environment's.
     pub storage: BTreeMap<String, String>,
+    /// Once this is set nobody waits any more: opening ends at the next file or row group.
+    pub stop: Option<Arc<AtomicBool>>,
 }
 
 impl Default for Options {
     /// The column `tokens`, the index in the user's cache folder.
     fn default() -> Self {
-        Self { column: "tokens".to_owned(), cache: None, storage: BTreeMap::new() }
+        let column = "tokens".to_owned();
+        Self { column, cache: None, storage: BTreeMap::new(), stop: None }
     }
 }
 
@@ -51,6 +55,19 @@ pub struct ParquetTokens {
     spare: Arc<Spare>,
 }
 
+/// How much is in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileCounts<'a> {
+    /// Its name within the dataset.
+    pub name: &'a str,
+    /// Row groups.
+    pub row_groups: u64,
+    /// Tokens of all of them.
+    pub tokens: u64,
+    /// Documents of all of them, empty ones included.
+    pub documents: u64,
+}
+
 /// Whether `source` is Parquet for all that can be seen without opening it: an address, a Parquet
 /// file, or a folder that has one.
 pub fn is_parquet(source: &str) -> bool {
@@ -63,9 +80,7 @@ pub fn is_parquet(source: &str) -> bool {
         let mut folders = Vec::new();
         for entry in entries {
             let (path, name) = (entry.path(), entry.file_name());
-            if name.as_encoded_bytes().starts_with(b".")
-                || name.as_encoded_bytes().starts_with(b"_")
-            {
+            if is_hidden(name.as_encoded_bytes()) {
                 continue;
             }
             if path.is_dir() {
@@ -101,7 +116,8 @@ impl ParquetTokens {
         let folder = options.cache.clone().or_else(cache::folder);
         let known = folder.as_deref().map(|f| cache::load(f, place.origin(), column));
         let known = known.unwrap_or_default();
-        let files = index(&*place, files, column, known.clone())?;
+        let stop = options.stop.clone().unwrap_or_default();
+        let files = index(&*place, files, column, known.clone(), &stop)?;
         if let Some(folder) = folder.filter(|_| files != known) {
             cache::store(&folder, place.origin(), column, &files);
         }
@@ -164,13 +180,16 @@ impl ParquetTokens {
         })
     }
 
-    /// Files of the dataset, by name, with their row groups, tokens and documents.
-    pub fn files(&self) -> impl Iterator<Item = (&str, u64, u64, u64)> {
+    /// Files of the dataset, in its order.
+    pub fn files(&self) -> impl Iterator<Item = FileCounts<'_>> {
         self.files.iter().map(|indexed| {
             let sum = |of: fn(&Chunk) -> u64| indexed.chunks.iter().map(of).sum();
-            let tokens = sum(|chunk| chunk.tokens.unwrap_or(0));
-            let documents = sum(|chunk| chunk.documents);
-            (indexed.file.key.as_str(), indexed.chunks.len() as u64, tokens, documents)
+            FileCounts {
+                name: &indexed.file.key,
+                row_groups: indexed.chunks.len() as u64,
+                tokens: sum(|chunk| chunk.tokens.unwrap_or(0)),
+                documents: sum(|chunk| chunk.documents),
+            }
         })
     }
 }

@@ -98,8 +98,9 @@ pub trait TokenSource: Send + Sync {
     /// Reads and decodes a row group, on this thread.
     ///
     /// # Errors
-    /// [`Error::RowGroup`](crate::Error::RowGroup) for what is damaged or has changed,
-    /// [`Error::Io`](crate::Error::Io) for what cannot be read.
+    /// [`Error::RowGroup`](crate::Error::RowGroup) for what is damaged,
+    /// [`Error::BadStore`](crate::Error::BadStore) with the file, and no row group, if that is another one than
+    /// it was when the source was opened, [`Error::Io`](crate::Error::Io) for what cannot be read.
     fn read(&self, group: usize) -> Result<TokenGroup>;
 
     /// Reads a row group of which somebody waits for little. What comes packed was not looked at in full:

@@ -157,21 +157,32 @@ class TokenLoader:
     def next(self) -> TokenBatch:
         """The next step, of whatever epoch."""
         with self._turn():
-            if self._closed:
-                raise RuntimeError("this TokenLoader is closed")
-            step = self.step
-            if self._failed:
-                # Not before: what was made ahead meanwhile has failed, too.
-                self.seek(step)
-            try:
-                batch = self._pipeline.next()
-            except Exception:
-                self._failed = True
-                raise
-            if batch is None:
-                raise RuntimeError("this TokenLoader is closed")
-            self._step = step + 1 if step + 1 < 2**64 else None
-            return batch
+            return self._given(self.step)
+
+    def _given(self, step: int) -> TokenBatch:
+        """Gives ``step``, which is the next one; in turn."""
+        if self._closed:
+            raise RuntimeError("this TokenLoader is closed")
+        if self._failed:
+            # Not before: what was made ahead meanwhile has failed, too.
+            self.seek(step)
+        batch = self._made()
+        if batch.step != step:
+            # A Ctrl-C came when one was made, and before it was given.
+            self.seek(step)
+            batch = self._made()
+        self._step = step + 1 if step + 1 < 2**64 else None
+        return batch
+
+    def _made(self) -> TokenBatch:
+        try:
+            batch = self._pipeline.next()
+        except Exception:
+            self._failed = True
+            raise
+        if batch is None:
+            raise RuntimeError("this TokenLoader is closed")
+        return batch
 
     def _turn(self) -> contextlib.AbstractContextManager[Any]:
         """One thread at a time, so that the position is that of what was given.
@@ -182,8 +193,15 @@ class TokenLoader:
 
     def __iter__(self) -> Iterator[TokenBatch]:
         epoch = self.epoch
-        while self._step is not None and self.epoch == epoch:
-            yield self.next()
+        while (batch := self._next_of(epoch)) is not None:
+            yield batch
+
+    def _next_of(self, epoch: int) -> TokenBatch | None:
+        """The next step if it is of this epoch, which another thread may have ended."""
+        with self._turn():
+            if self._step is None or self._source.epoch_of(self._step) != epoch:
+                return None
+            return self._given(self._step)
 
     def seek(self, step: int) -> None:
         """Makes ``step`` (0 to 2^64 - 1) the next one. Nothing before it is read for that."""

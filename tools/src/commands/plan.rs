@@ -2,7 +2,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use batchfs_batch::{StepPart, TokenRows, Tokens};
-use batchfs_sampler::lanes::{LaneSpec, Lanes};
+use batchfs_sampler::lanes::LaneSpec;
 use bytesize::ByteSize;
 use serde_json::json;
 
@@ -25,7 +25,7 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
     let bytes: u64 = parts.iter().map(place).map(|p| p.bytes.end - p.bytes.start).sum();
     let epoch = rows.lanes().epoch_of(args.step);
     let amplification = match mix {
-        None => amplification(&tokens, &rows, epoch)?,
+        None => amplification(&tokens, &rows, epoch),
         // Each rank has rows of all lanes of a source sooner or later.
         Some(_) => spec.world as f64,
     };
@@ -79,21 +79,19 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
 }
 
 /// Of an epoch: what all ranks read together, over what there is.
-fn amplification(tokens: &Tokens, rows: &TokenRows, epoch: u64) -> anyhow::Result<f64> {
-    let lanes = rows.lanes();
+fn amplification(tokens: &Tokens, rows: &TokenRows, epoch: u64) -> f64 {
+    let epoch = rows.lanes().epoch(epoch);
     let (mut once, mut read) = (0u64, 0u64);
-    for rank in 0..lanes.spec().world {
-        let rank = LaneSpec { rank, ..*lanes.spec() };
-        let epoch = Lanes::new(rank, lanes.group_tokens().into())?.epoch(epoch);
-        for window in (0..).map_while(|index| epoch.window(index)) {
-            let groups = epoch.groups(&window);
-            let size = |place: usize| {
-                let bytes = tokens.source().place(groups[place] as usize).bytes;
-                bytes.end - bytes.start
-            };
-            read += epoch.needed(&window).map(size).sum::<u64>();
-            once += if rank.rank == 0 { (0..groups.len()).map(size).sum() } else { 0 };
+    for window in (0..).map_while(|index| epoch.window(index)) {
+        let groups = epoch.groups(&window);
+        let size = |place: usize| {
+            let bytes = tokens.source().place(groups[place] as usize).bytes;
+            bytes.end - bytes.start
+        };
+        once += (0..groups.len()).map(size).sum::<u64>();
+        for rank in 0..rows.lanes().spec().world {
+            read += epoch.needed_by(rank, &window).map(size).sum::<u64>();
         }
     }
-    Ok(read as f64 / once.max(1) as f64)
+    read as f64 / once.max(1) as f64
 }

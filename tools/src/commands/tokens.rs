@@ -36,12 +36,12 @@ pub fn is_tokens(source: &Path) -> anyhow::Result<bool> {
 }
 
 /// Opens the Parquet files at `source`.
-pub fn open(source: &Path, args: &TokenSources) -> anyhow::Result<ParquetTokens> {
+fn open(source: &Path, args: &TokenSources) -> anyhow::Result<ParquetTokens> {
     let source = source.to_str().context("the path of a token source has to be UTF-8")?;
     let options = Options {
         column: args.column.clone(),
-        cache: None,
         storage: args.storage_option.iter().cloned().collect(),
+        ..Options::default()
     };
     Ok(ParquetTokens::open(source, &options)?)
 }
@@ -116,47 +116,23 @@ pub fn tokens(
         let source: Arc<dyn TokenSource> = source.clone();
         (name.clone().unwrap_or_default(), source)
     });
-    let mut all: Vec<(String, Arc<dyn TokenSource>)> = all.collect();
-    match (mix, all.pop()) {
-        (None, Some((_, source))) => Tokens::new(source, spec, budget, threads),
-        (Some(mix), Some(last)) => {
-            all.push(last);
-            Tokens::mixed(all, mix.clone(), spec, budget, threads)
-        }
-        (_, None) => Err(batchfs_batch::Error::Dataset("no source".to_owned())),
-    }
+    Tokens::of(all.collect(), mix.cloned(), spec, budget, threads)
 }
 
-/// Opens the places that `source` names as a dataset.
-pub fn mixture(
-    source: &Path,
-    mix: &Mix,
-    args: &TokenArgs,
-    order: Option<&AnySpec>,
-    threads: usize,
-) -> anyhow::Result<(Arc<Dataset>, LaneSpec)> {
-    batchfs_store::keep_freed_memory();
-    let spec = order.map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
-    let opened = open_all(source, &args.sources, Some(mix))?;
-    let budget = args.budget.map(|size| size.as_u64());
-    let tokens = tokens(&opened, Some(mix), spec, budget, threads);
-    Ok((Arc::new(Dataset::of_tokens(tokens.map_err(|e| super::about(source, e))?)), spec))
-}
-
-/// Opens the Parquet files at `source` as a dataset.
+/// Opens the Parquet files at `source`, or at each place that it names if there is a mixture, as a dataset.
 pub fn dataset(
     source: &Path,
+    mix: Option<&Mix>,
     args: &TokenArgs,
     order: Option<&AnySpec>,
     threads: usize,
 ) -> anyhow::Result<(Arc<Dataset>, LaneSpec)> {
     batchfs_store::keep_freed_memory();
     let spec = order.map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
-    let parquet = Arc::new(open(source, &args.sources)?);
+    let opened = open_all(source, &args.sources, mix)?;
     let budget = args.budget.map(|size| size.as_u64());
-    let tokens =
-        Tokens::new(parquet, spec, budget, threads).map_err(|e| super::about(source, e))?;
-    Ok((Arc::new(Dataset::of_tokens(tokens)), spec))
+    let tokens = tokens(&opened, mix, spec, budget, threads);
+    Ok((Arc::new(Dataset::of_tokens(tokens.map_err(|e| super::about(source, e))?)), spec))
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! Who gets room in the budget, and when.
 
+use std::io::ErrorKind;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::SystemTime;
 
-use batchfs_store::{DType, GroupPlace, Result, TokenGroup};
+use batchfs_store::{DType, GroupPlace, GroupRead, PackedGroup, Result, TokenGroup};
 
 use super::*;
 
@@ -125,4 +126,135 @@ fn nothing_is_begun_ahead_while_somebody_waits_for_room() {
         go.send(()).unwrap();
         large.join().unwrap().unwrap();
     });
+}
+
+/// Row groups of one document of 100 tokens, which come packed. That number 1 cannot be read, and number 2 is
+/// damaged.
+struct Packs {
+    counts: Vec<GroupCounts>,
+    reads: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Pack(usize);
+
+impl PackedGroup for Pack {
+    fn lengths(&self) -> &[u32] {
+        &[100]
+    }
+
+    fn copy(&self, _: usize, out: &mut [u8]) -> bool {
+        out.fill(0);
+        self.0 != 2
+    }
+
+    fn unpack(&self) -> Option<TokenGroup> {
+        (self.0 != 2).then(|| TokenGroup { tokens: vec![0; 100].into(), lengths: vec![100] })
+    }
+}
+
+impl TokenSource for Packs {
+    fn origin(&self) -> &str {
+        "packs"
+    }
+
+    fn dtype(&self) -> DType {
+        DType::Int32
+    }
+
+    fn groups(&self) -> &[GroupCounts] {
+        &self.counts
+    }
+
+    fn place(&self, group: usize) -> GroupPlace {
+        GroupPlace { file: "packs".to_owned(), group: group as u64, bytes: 0..1 }
+    }
+
+    fn read(&self, group: usize) -> Result<TokenGroup> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let (file, row) = ("packs".to_owned(), Some(0));
+        Err(Error::RowGroup { file, group: group as u64, row, why: "is damaged".to_owned() })
+    }
+
+    fn read_packed(&self, group: usize) -> Result<GroupRead> {
+        match group {
+            1 => Err(Error::io("packs", "cannot read")(ErrorKind::TimedOut.into())),
+            _ => Ok(GroupRead::Packed(Arc::new(Pack(group)))),
+        }
+    }
+
+    fn fingerprint(&self) -> u128 {
+        0
+    }
+
+    fn modified(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH
+    }
+
+    fn received_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// Without threads: whoever waits decodes.
+fn packs() -> (Arc<Packs>, Groups) {
+    let counts = vec![GroupCounts { tokens: 100, documents: 1 }; 3];
+    let source = Arc::new(Packs { counts, reads: AtomicU64::new(0) });
+    let groups = Groups::new(source.clone(), vec![0], u64::MAX, 0).unwrap();
+    (source, groups)
+}
+
+#[test]
+fn what_is_in_memory_is_given_while_its_source_is_silent() {
+    let (_, groups) = packs();
+    let first = groups.pin(&[0], &[], true).unwrap();
+    assert!(groups.pin(&[1], &[], true).is_err());
+    // It is packed, and then to be decoded.
+    drop(groups.pin(&[0], &[], true).unwrap());
+    first.done();
+    assert!(groups.inner.lock().unpack.contains(&0));
+    drop(groups.pin(&[0], &[], true).unwrap());
+    for wanted in [&[1][..], &[0, 2]] {
+        match groups.pin(wanted, &[], true).err() {
+            Some(Error::Io { source, .. }) => assert_eq!(source.kind(), ErrorKind::TimedOut),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn figures_count_what_was_decoded_and_what_was_there() {
+    let (_, groups) = packs();
+    let figures = || {
+        let figures = groups.figures();
+        (figures.decoded, figures.ahead, figures.hits)
+    };
+    drop(groups.pin(&[0], &[], true).unwrap());
+    assert_eq!(figures(), (1, 0, 0));
+    drop(groups.pin(&[0], &[], true).unwrap());
+    assert_eq!(figures(), (1, 0, 1));
+    // Queued is not there yet.
+    assert!(groups.ahead(&[2]));
+    drop(groups.pin(&[0, 2], &[], true).unwrap());
+    assert_eq!(figures(), (2, 0, 2));
+    // What fails is not decoded.
+    assert!(groups.pin(&[1], &[], true).is_err());
+    assert_eq!(figures(), (2, 0, 2));
+}
+
+#[test]
+fn a_damaged_row_group_is_read_once_for_all_its_pieces() {
+    let (source, groups) = packs();
+    let pinned = groups.pin(&[2], &[], true).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for at in 0..10 {
+                    let error = pinned.copy(2, at, &mut [0; 8]).unwrap_err();
+                    assert!(error.to_string().contains("row group 2, row 0: is damaged"));
+                }
+            });
+        }
+    });
+    assert_eq!(source.reads.load(Ordering::Relaxed), 1);
 }
