@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,7 +22,7 @@ use crate::remote::Remote;
 use crate::{cache, decode, packed};
 
 /// How a dataset is opened.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// The column of tokens; dots lead into structs.
     pub column: String,
@@ -31,6 +32,16 @@ pub struct Options {
     pub storage: BTreeMap<String, String>,
     /// Once this is set nobody waits any more: opening ends at the next file or row group.
     pub stop: Option<Arc<AtomicBool>>,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Values of settings may be secret.
+        let Options { column, cache, storage, stop } = self;
+        let mut all = f.debug_struct("Options");
+        all.field("column", column).field("cache", cache).field("stop", stop);
+        all.field("storage", &storage.keys()).finish()
+    }
 }
 
 impl Default for Options {
@@ -185,7 +196,7 @@ impl ParquetTokens {
         self.files.iter().map(|indexed| {
             let sum = |of: fn(&Chunk) -> u64| indexed.chunks.iter().map(of).sum();
             FileCounts {
-                name: &indexed.file.key,
+                name: inner_name(&*self.place, indexed),
                 row_groups: indexed.chunks.len() as u64,
                 tokens: sum(|chunk| chunk.tokens.unwrap_or(0)),
                 documents: sum(|chunk| chunk.documents),
@@ -235,7 +246,7 @@ impl TokenSource for ParquetTokens {
         let (file, group) = self.groups[group];
         let indexed = &self.files[file as usize];
         GroupPlace {
-            file: indexed.file.key.clone(),
+            file: inner_name(&*self.place, indexed).to_owned(),
             group: group.into(),
             bytes: indexed.chunks[group as usize].bytes.clone(),
         }

@@ -60,7 +60,7 @@ pub enum GroupRead {
 /// Where the bytes of a row group are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupPlace {
-    /// The file, relative to the dataset.
+    /// The file's name within the dataset; in a mixture behind the source's and a slash.
     pub file: String,
     /// The row group's number in the file.
     pub group: u64,

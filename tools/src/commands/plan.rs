@@ -35,9 +35,12 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
             .iter()
             .map(|part| {
                 let at = place(part);
+                let source = tokens.source_of(part.group);
+                // The file's name begins with that of the source, if there are several.
+                let file = source.and_then(|name| at.file.strip_prefix(name)?.strip_prefix('/'));
                 json!({
-                    "source": tokens.source_of(part.group),
-                    "epoch": part.epoch, "window": part.window, "file": at.file,
+                    "source": source, "epoch": part.epoch, "window": part.window,
+                    "file": file.unwrap_or(&at.file),
                     "row_group": at.group, "begin": at.bytes.start, "end": at.bytes.end,
                 })
             })
@@ -61,10 +64,9 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
     writeln!(out, "{spec}: step {} is in epoch {epoch}", args.step)?;
     for part in &parts {
         let at = place(part);
-        let source = tokens.source_of(part.group).map_or(String::new(), |name| format!("{name}: "));
         writeln!(
             out,
-            "  {source}epoch {} window {}: {} row group {}, bytes {} to {}",
+            "  epoch {} window {}: {} row group {}, bytes {} to {}",
             part.epoch, part.window, at.file, at.group, at.bytes.start, at.bytes.end
         )?;
     }

@@ -101,10 +101,8 @@ impl Inner {
             }
         }
         if !missing.is_empty() {
-            let mut missing = missing;
-            missing.sort_unstable();
             drop(state);
-            self.source.announce(&missing);
+            self.announce();
             state = self.lock();
         }
         state

@@ -31,6 +31,8 @@ struct Inner {
     firsts: Vec<usize>,
     budget: u64,
     state: Mutex<State>,
+    /// Held while the source is told what is queued.
+    announcing: Mutex<()>,
     /// Signalled when there is something to decode.
     work: Condvar,
     /// Signalled when something was decoded, or is no longer pinned.
@@ -56,6 +58,7 @@ impl Groups {
             firsts,
             budget,
             state: Mutex::default(),
+            announcing: Mutex::default(),
             work: Condvar::new(),
             changed: Condvar::new(),
             decoded: AtomicU64::new(0),
@@ -153,7 +156,7 @@ impl Groups {
         for group in std::mem::take(&mut state.ahead) {
             state.forget(group);
         }
-        let (mut new, mut complete) = (Vec::new(), true);
+        let mut complete = true;
         let others: HashSet<usize> = wanted.iter().copied().collect();
         for &group in wanted {
             if state.entries.contains_key(&group) {
@@ -168,10 +171,9 @@ impl Groups {
             }
             state.insert(group, bytes, 0, false);
             state.ahead.push_back(group);
-            new.push(group);
         }
         drop(state);
-        inner.source.announce(&new);
+        inner.announce();
         inner.work.notify_all();
         complete
     }
@@ -188,6 +190,14 @@ impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Entries are whole at each point where a method could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the source what is queued by now.
+    fn announce(&self) {
+        // Nobody says what was queued before after another one has said what is.
+        let _turn = self.announcing.lock().unwrap_or_else(PoisonError::into_inner);
+        let queued = self.lock().queued();
+        self.source.announce(&queued);
     }
 
     fn source_of(&self, group: usize) -> usize {

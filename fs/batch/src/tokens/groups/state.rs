@@ -63,6 +63,11 @@ impl State {
         }
     }
 
+    /// What is queued to be read, in that order.
+    pub(super) fn queued(&self) -> Vec<usize> {
+        self.demand.iter().chain(&self.ahead).copied().collect()
+    }
+
     /// Queues packed row groups that were used.
     pub(super) fn used<'a>(&mut self, groups: impl Iterator<Item = &'a usize>) {
         for group in groups {

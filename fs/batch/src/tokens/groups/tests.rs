@@ -13,6 +13,7 @@ struct Sizes {
     counts: Vec<GroupCounts>,
     /// Told of each read that begins; without it nothing waits.
     gate: Option<(Sender<usize>, Mutex<Receiver<()>>)>,
+    announced: Mutex<Vec<Vec<usize>>>,
 }
 
 impl TokenSource for Sizes {
@@ -44,6 +45,10 @@ impl TokenSource for Sizes {
         })
     }
 
+    fn announce(&self, groups: &[usize]) {
+        self.announced.lock().unwrap().push(groups.to_vec());
+    }
+
     fn fingerprint(&self) -> u128 {
         0
     }
@@ -59,7 +64,7 @@ impl TokenSource for Sizes {
 
 fn sizes(tokens: &[u64]) -> Sizes {
     let counts = tokens.iter().map(|&tokens| GroupCounts { tokens, documents: 1 }).collect();
-    Sizes { counts, gate: None }
+    Sizes { counts, gate: None, announced: Mutex::default() }
 }
 
 /// The budget for so many tokens of so many row groups.
@@ -126,6 +131,25 @@ fn nothing_is_begun_ahead_while_somebody_waits_for_room() {
         go.send(()).unwrap();
         large.join().unwrap().unwrap();
     });
+}
+
+#[test]
+fn a_source_is_told_all_that_is_queued_what_is_waited_for_first() {
+    let source = Arc::new(sizes(&[10; 8]));
+    let groups = Groups::new(source.clone(), vec![0], budget(80, 8), 0).unwrap();
+    let said = || std::mem::take(&mut *source.announced.lock().unwrap());
+    assert!(groups.ahead(&[0, 1, 2]));
+    assert_eq!(said(), [[0, 1, 2]]);
+    // After a jump what was read ahead is still to come, but later.
+    drop(groups.pin(&[5], &[], false).unwrap());
+    assert_eq!(said(), [[5, 0, 1, 2]]);
+    // One that was queued is waited for now.
+    drop(groups.pin(&[1], &[], false).unwrap());
+    assert!(groups.ahead(&[6, 2]));
+    assert_eq!(said(), [[6, 2]]);
+    // What is here is not asked for again, and that nothing else is queued is said, too.
+    assert!(groups.ahead(&[5, 1]));
+    assert_eq!(said(), [[0; 0]]);
 }
 
 /// Row groups of one document of 100 tokens, which come packed. That number 1 cannot be read, and number 2 is
