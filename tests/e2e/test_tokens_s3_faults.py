@@ -33,7 +33,7 @@ def test_faults_that_pass_are_not_seen(box, bucket, front, fault):
 
 # Seconds that a range may take, by docs/tokens.md.
 LIMIT = 45
-SLOW = "check the endpoint and the network"
+SLOW = "check the endpoint, its region and the network"
 BROKEN = "does not give ranges as it should"
 LASTING = {503: SLOW, "hang": SLOW, "stall": SLOW, "cut": SLOW, "short": BROKEN}
 """Faults, and what is to be done about each."""

@@ -13,7 +13,7 @@ use crate::place::{CHANGED, GONE, bad_file};
 
 /// What to do about a server whose answers are not what was asked for.
 pub(super) const BROKEN_SERVER: &str = "the server, or a proxy before it, does not give ranges as it should; use another endpoint, or copy the files here";
-const SLOW_SERVER: &str = "check the endpoint and the network, then read it again";
+const SLOW_SERVER: &str = "check the endpoint, its region and the network, and try again";
 
 impl Inner {
     pub(super) fn name(&self, key: &str) -> String {
@@ -64,9 +64,7 @@ impl Inner {
             {
                 (io::ErrorKind::TimedOut, SLOW_SERVER)
             }
-            _ if ["non-partial", "Content-", "Requested "].iter().any(|s| why.contains(s)) => {
-                (io::ErrorKind::InvalidData, BROKEN_SERVER)
-            }
+            _ if is_no_range(error, &why) => (io::ErrorKind::InvalidData, BROKEN_SERVER),
             _ => (io::ErrorKind::Other, SLOW_SERVER),
         };
         let why = format!("{why}; {way_out}");
@@ -111,6 +109,12 @@ pub(super) fn is_settled(error: &StoreError) -> bool {
         StoreError::Generic { .. } => in_full(error).contains("Error performing "),
         _ => true,
     }
+}
+
+/// Whether an answer came that is not the range that was asked for.
+fn is_no_range(error: &StoreError, why: &str) -> bool {
+    let said = ["non-partial", "Content-Range", "Content-Length", "Requested "];
+    !is_settled(error) && said.iter().any(|part| why.contains(part))
 }
 
 /// The code and the message of each answer of a server in `text`, instead of its XML.
