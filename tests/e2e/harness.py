@@ -242,8 +242,8 @@ class Box:
     def env(self, user: User | None = None, **more: str) -> dict[str, str]:
         env = {**os.environ, "TMPDIR": str(self.tmp), "LC_ALL": "C.UTF-8"}
         env["BATCHFS_CACHE_DIR"] = str(self.path / "cache")
-        env.update(more)
         env.pop("BATCHFS_LOG", None)
+        env.update(more)
         if user:
             env.update(HOME=str(self.path), USER=user.name, LOGNAME=user.name)
         return env
