@@ -1,4 +1,4 @@
-"""`batchfs plan`: which bytes a step reads, told from the files' own footers, and without reading them."""
+"""`batchfs plan`: which bytes a step reads, told without reading them."""
 
 import json
 import os
