@@ -46,7 +46,9 @@ def test_a_small_budget_is_kept_over_an_epoch(box):
         assert steps == GROUPS * TOKENS // (64 * 2048)
         seen = []
         for step in range(steps + steps // 4):
-            assert os.stat(m / f"tokens/batch/{step}").st_size == len(m.read(f"tokens/batch/{step}"))
+            assert os.stat(m / f"tokens/batch/{step}").st_size == len(
+                m.read(f"tokens/batch/{step}")
+            )
             seen.append(resident(m.pid))
         figures = m.metrics()
         assert figures["row_groups_decoded_total"] >= GROUPS + GROUPS // 4

@@ -101,6 +101,38 @@ def test_ranks_joined_are_the_global_step(box):
                 assert b"".join(parts) == whole
 
 
+def test_a_seek_decodes_the_windows_of_its_rows_alone(box):
+    """Of each source those of the source's own step, however far away it is."""
+    groups = {}
+    for number, (name, count) in enumerate((("code", 400), ("web", 800))):
+        docs = documents(number, count, first=1000 * number)
+        groups[name] = by_pyarrow(box.path / f"{name}/x.parquet", docs)
+    spec = "lanes=4,window=4,seq_len=8,seed=2"
+    expected = Mixed(MIX, spec, groups)
+
+    def needed(step: int) -> set[tuple[str, int]]:
+        return {
+            (name, group)
+            for name, own, _ in expected.places(step)
+            for window in expected.alone[name].run.windows(own)
+            for group in window[4]
+        }
+
+    def usual(step: int) -> bool:
+        """Whether steps that may be made ahead of their readers need nothing else."""
+        return all(needed(step + more) <= needed(step) for more in range(20))
+
+    source = f"web={box.path}/web,code={box.path}/code"
+    # A window of each source, or two of one of them.
+    for far, count in ((0, 8), (10_000_000, 8), (10_000_000, 12), (2**40, 8)):
+        steps = range(far, far + 500)
+        step = next(step for step in steps if usual(step) and len(needed(step)) == count)
+        with box.mount(source, "--mix", MIX, spec=spec) as m:
+            got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4").reshape(4, 8)
+            np.testing.assert_array_equal(got, expected.rows(step))
+            m.decodes(count)
+
+
 def test_the_commands_know_mixtures(box):
     expected = Mixed(MIX, SPEC, sources(box.path))
     source = f"web={box.path}/web,code={box.path}/code"
