@@ -341,7 +341,16 @@ def test_token_widths_are_kept_exactly(box, kind, values, want):
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("int64", 2**31), ("int64", -(2**31) - 1), ("uint64", 2**63)]
+    ("kind", "value"),
+    [
+        ("int64", 2**31),
+        ("int64", 2**32 - 1),
+        ("int64", -(2**31) - 1),
+        # Of 64 bits, though 32 without a sign would hold them.
+        ("uint64", 2**31),
+        ("uint64", 2**32 - 1),
+        ("uint64", 2**63),
+    ],
 )
 def test_what_does_not_fit_is_named(box, kind, value):
     docs = [[1] * 5, [2, 3], [4, value, 5]]
@@ -381,6 +390,15 @@ def test_null_and_empty_documents_have_no_tokens(box):
     box.fails("mount", box.path / "none", box.folder(), names=[box.path / "none", "no tokens"])
     by_pyarrow(box.path / "bad/x.parquet", [[1], None, [2, None, 3]])
     box.fails("mount", box.path / "bad", box.folder(), names=["row group 0", "row 2", "null item"])
+    # Lists of nothing but nulls have an item all the same.
+    for name, docs in (("some", [[], None, [None]]), ("more", [[None, None], []])):
+        path = box.path / name / "x.parquet"
+        path.parent.mkdir()
+        pq.write_table(pa.table({"tokens": pa.array(docs, pa.list_(pa.null()))}), path)
+        row = next(row for row, doc in enumerate(docs) if doc)
+        names = [path, "row group 0", f"row {row}", "null item"]
+        box.fails("index", path.parent, names=names)
+        box.fails("mount", path.parent, box.folder(), names=names)
 
 
 def test_helper_files_are_no_data(box):
@@ -413,8 +431,19 @@ def test_names_are_ordered_by_their_bytes(box):
     shutil.copytree(folder, elsewhere)
     again = json.loads(box.run("index", elsewhere, "--json").stdout)
     assert again["fingerprint"] == told["fingerprint"], "moving a dataset does not change it"
-    (elsewhere / os.fsdecode(b"\xff.parquet")).write_bytes(b"x")
-    box.fails("index", elsewhere, names=["UTF-8"])
+    # What is no UTF-8 is shown in its place.
+    bad = elsewhere / os.fsdecode(b"a/\xff.parquet")
+    bad.write_bytes(b"x")
+    names = [elsewhere / "a/\ufffd.parquet", "UTF-8", "rename it"]
+    box.fails("index", elsewhere, names=names)
+    box.fails("mount", elsewhere, box.folder(), names=names)
+    bad.unlink()
+    moved = elsewhere.rename(box.path / os.fsdecode(b"\xff-data"))
+    for source in (moved, moved / "10.parquet"):
+        shown = str(source).encode(errors="surrogateescape").decode(errors="replace")
+        for command in (("index", source), ("plan", source, "--step", 0), ("ls", source)):
+            box.fails(*command, names=[f"{shown}: the path", "UTF-8", "rename it"])
+        box.fails("mount", source, box.folder(), names=[f"{shown}: the path", "UTF-8"])
 
 
 def damage(path, how: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 
 import numpy as np
@@ -24,6 +25,33 @@ def test_a_file_of_very_many_row_groups(box):
     with box.mount(path.parent, spec="lanes=8,window=1000,seq_len=100") as m:
         seen = [np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4") for step in range(50)]
         assert np.array_equal(np.sort(np.concatenate(seen)), np.arange(count))
+
+
+def processor(box, *command) -> float:
+    """Seconds of processor time that a command takes at least, of a few tries."""
+    spent = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])  # noqa: E731
+    took = []
+    for _ in range(3):
+        shutil.rmtree(box.path / "cache", ignore_errors=True)
+        before = spent()
+        box.run(*command)
+        took.append(spent() - before)
+    return min(took)
+
+
+@pytest.mark.full
+def test_an_index_takes_four_times_as_long_for_four_times_as_much(box):
+    """Not sixteen times."""
+    whole = pa.table({"tokens": pa.array([[i] for i in range(40_000)], pa.list_(pa.int32()))})
+    options = {"row_group_size": 1, "compression": "none", "use_dictionary": False}
+    for count in (10_000, 40_000):
+        (box.path / f"{count}").mkdir()
+        pq.write_table(whole.slice(0, count), box.path / f"{count}/x.parquet", **options)
+    spec = ("--spec", "lanes=8,window=100,seq_len=10")
+    for command in (("index",), ("index", *spec), ("plan", "--step", "10000000", *spec)):
+        name, *rest = command
+        few, many = (processor(box, name, box.path / f"{n}", *rest) for n in (10_000, 40_000))
+        assert many < 8 * few + 0.1, f"{command}: {few} s, {many} s"
 
 
 def test_many_shards_take_few_descriptors(box):
