@@ -16,7 +16,9 @@ __all__ = [
     "by_pyarrow",
     "damage",
     "documents",
+    "meets",
     "reference",
+    "row_group_at",
     "table",
 ]
 
@@ -63,6 +65,23 @@ def by_polars(path: Path, docs: list, group: int = 25) -> list[list]:
 
     pl.from_arrow(table(docs)).write_parquet(path, row_group_size=group, compression="lz4")
     return split(path, docs)
+
+
+def row_group_at(path: Path, byte: int) -> int:
+    """The row group whose column of tokens has this byte of the file."""
+    file = pq.ParquetFile(path)
+    leaf = file.schema_arrow.get_field_index("tokens")
+    for number in range(file.num_row_groups):
+        chunk = file.metadata.row_group(number).column(leaf)
+        begin = chunk.dictionary_page_offset or chunk.data_page_offset
+        if begin <= byte < begin + chunk.total_compressed_size:
+            return number
+    raise AssertionError(f"byte {byte} of {path} is of no token")
+
+
+def meets(expected: Expected, step: int, group: int) -> bool:
+    """Whether a step has to read this row group, counted through the dataset."""
+    return any(group in window[4] for window in expected.run.windows(step))
 
 
 def split(path: Path, docs: list) -> list[list]:

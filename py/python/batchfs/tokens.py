@@ -83,12 +83,6 @@ class TokenLoader:
         if out not in ("int32", "uint32"):
             raise ValueError(f"out={out!r}: tokens are given out as 'int32' or 'uint32'")
         ahead = integer(prefetch, "prefetch")
-        options = {}
-        for key, value in dict(storage_options or {}).items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                # Without the value, which may be secret.
-                raise TypeError(f"storage_options map names to text; {key!r} does not")
-            options[key] = value
         self._source = TokenSource(
             _places(uri, mix),
             ",".join(f"{key}={value}" for key, value in {**numbers, "out": out}.items()),
@@ -96,7 +90,7 @@ class TokenLoader:
             column=column,
             budget=None if budget is None else integer(budget, "budget"),
             threads=integer(threads, "threads", most=MOST_THREADS),
-            storage_options=options,
+            storage_options=_storage(storage_options),
         )
         self.rank, self.world = numbers["rank"], numbers["world"]
         self._step: int | None = 0
@@ -264,6 +258,15 @@ def _places(uri: Any, mix: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if isinstance(uri, Mapping):
         return [(name, os.fspath(place)) for name, place in uri.items()]
     return [("", os.fspath(uri))]
+
+
+def _storage(options: Mapping[str, str] | None) -> dict[str, str]:
+    checked = dict(options or {})
+    for key, value in checked.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            # Without the value, which may be secret.
+            raise TypeError(f"storage_options map names to text; {key!r} does not")
+    return checked
 
 
 def _weight(weight: Any) -> str:

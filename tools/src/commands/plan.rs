@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::ExitCode;
 
@@ -22,7 +23,10 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
     let parts = rows.parts(args.step);
     let source = tokens.source();
     let place = |part: &StepPart| source.place(part.group);
-    let bytes: u64 = parts.iter().map(place).map(|p| p.bytes.end - p.bytes.start).sum();
+    // One that is in the last window of an epoch and in the first of the next is read once.
+    let groups: BTreeSet<usize> = parts.iter().map(|part| part.group).collect();
+    let size = |group: &usize| source.place(*group).bytes;
+    let bytes: u64 = groups.iter().map(size).map(|bytes| bytes.end - bytes.start).sum();
     let epoch = rows.lanes().epoch_of(args.step);
     let amplification = match mix {
         None => amplification(&tokens, &rows, epoch),
@@ -73,7 +77,7 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
     writeln!(
         out,
         "{} row groups, {} if none is in memory; all ranks together read {amplification:.4} times the data in an epoch",
-        parts.len(),
+        groups.len(),
         ByteSize(bytes)
     )?;
     out.flush()?;

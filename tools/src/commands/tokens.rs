@@ -1,5 +1,6 @@
 //! Token sources on the command line.
 
+use std::fs::ReadDir;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,7 +17,16 @@ use crate::args::{AnySpec, TokenArgs, TokenSources};
 /// # Errors
 /// If it has record stores beside them.
 pub fn is_tokens(source: &Path) -> anyhow::Result<bool> {
-    if !source.to_str().is_some_and(is_parquet) {
+    let Some(text) = source.to_str() else {
+        let parquet =
+            |path: &Path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet"));
+        let inside = |mut dir: ReadDir| dir.any(|e| e.is_ok_and(|e| parquet(&e.path())));
+        if parquet(source) || source.read_dir().is_ok_and(inside) {
+            return Err(not_text(source));
+        }
+        return Ok(false);
+    };
+    if !is_parquet(text) {
         return Ok(false);
     }
     if source.is_dir() {
@@ -35,9 +45,17 @@ pub fn is_tokens(source: &Path) -> anyhow::Result<bool> {
     Ok(true)
 }
 
+/// Names of files are text in the index of a token source, and so are the paths to them.
+fn not_text(source: &Path) -> anyhow::Error {
+    super::about(
+        source,
+        "the path of a token source has to be UTF-8; rename it, or name it by a link",
+    )
+}
+
 /// Opens the Parquet files at `source`.
 fn open(source: &Path, args: &TokenSources) -> anyhow::Result<ParquetTokens> {
-    let source = source.to_str().context("the path of a token source has to be UTF-8")?;
+    let source = source.to_str().ok_or_else(|| not_text(source))?;
     let options = Options {
         column: args.column.clone(),
         storage: args.storage_option.iter().cloned().collect(),
@@ -62,7 +80,7 @@ pub fn open_all(source: &Path, args: &TokenSources, mix: Option<&Mix>) -> anyhow
 /// Takes `NAME=PLACE,NAME=PLACE` apart. A comma separates only where one of the names and `=` follow
 /// it, since paths have commas, too.
 fn places(source: &Path, mix: &Mix) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let text = source.to_str().context("the paths of token sources have to be UTF-8")?;
+    let text = source.to_str().ok_or_else(|| not_text(source))?;
     let wanted: Vec<String> = mix.names().map(|name| format!("{name}=PLACE")).collect();
     let wanted = wanted.join(",");
     let starts = |rest: &str| {
