@@ -85,12 +85,13 @@ impl Groups {
     /// What was done so far; what the source received is for the source to say.
     pub(crate) fn figures(&self) -> TokenFigures {
         let inner = &self.inner;
-        let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let count = |n: &AtomicU64| n.load(Ordering::Acquire);
+        let ahead = count(&inner.decoded_ahead);
         TokenFigures {
             budget: inner.budget,
             used: inner.lock().used,
             decoded: count(&inner.decoded),
-            ahead: count(&inner.decoded_ahead),
+            ahead,
             hits: count(&inner.hits),
             received: 0,
         }
@@ -119,7 +120,7 @@ impl Groups {
             let own = state.demand.iter().position(|group| wanted.contains(group));
             if let Some(group) = own.and_then(|at| state.demand.remove(at)) {
                 drop(state);
-                inner.load(group);
+                inner.load(group, false);
                 state = inner.lock();
                 continue;
             }

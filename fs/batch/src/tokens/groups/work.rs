@@ -19,7 +19,7 @@ impl Inner {
             }
             if let Some(group) = state.demand.pop_front() {
                 drop(state);
-                self.load(group);
+                self.load(group, false);
             } else if let Some(group) = state.unpack.pop_front() {
                 let packed = state.begin_unpacking(group);
                 drop(state);
@@ -29,17 +29,15 @@ impl Inner {
                 && let Some(group) = state.ahead.pop_front()
             {
                 drop(state);
-                if self.load(group) {
-                    self.decoded_ahead.fetch_add(1, Ordering::Relaxed);
-                }
+                self.load(group, true);
             } else {
                 drop(self.work.wait(state));
             }
         }
     }
 
-    /// Reads a row group, which has an entry that is `Coming`; says whether it could.
-    pub(super) fn load(&self, group: usize) -> bool {
+    /// Reads a row group, which has an entry that is `Coming`, and no step waits for if it is `ahead`.
+    pub(super) fn load(&self, group: usize, ahead: bool) {
         let state = self.lock();
         let little = !state.failed.contains(&group)
             && state.entries.get(&group).is_some_and(|entry| entry.little);
@@ -49,9 +47,11 @@ impl Inner {
             false => self.source.read(group).map(GroupRead::Whole),
         });
         if read.is_ok() {
+            // Never fewer in all than ahead, for whoever looks.
             self.decoded.fetch_add(1, Ordering::Relaxed);
+            self.decoded_ahead.fetch_add(u64::from(ahead), Ordering::Release);
         }
-        self.settle(group, read)
+        self.settle(group, read);
     }
 
     /// Decodes a packed row group, which has an entry that is `Coming`.
@@ -83,11 +83,10 @@ impl Inner {
         read
     }
 
-    /// Keeps what came of a row group, and tells those who wait for it; says whether it could be read.
-    fn settle(&self, group: usize, read: Result<GroupRead, Error>) -> bool {
-        let here = read.is_ok();
+    /// Keeps what came of a row group, and tells those who wait for it.
+    fn settle(&self, group: usize, read: Result<GroupRead, Error>) {
         let mut state = self.lock();
-        if !here {
+        if read.is_err() {
             state.failed.insert(group);
         }
         if let Some(entry) = state.entries.get_mut(&group) {
@@ -103,6 +102,5 @@ impl Inner {
         }
         drop(state);
         self.changed.notify_all();
-        here
     }
 }
