@@ -136,7 +136,8 @@ fn answers(mounted: &Mounted) -> String {
 
 /// What is logged: `BATCHFS_LOG`, such as `debug` or `batchfs_batch=trace,warn`, says otherwise.
 fn write_log(log: Option<File>) -> anyhow::Result<()> {
-    let default = if log.is_some() { "info" } else { "warn,fuser=off,rustls_platform_verifier=off" };
+    let default =
+        if log.is_some() { "info" } else { "warn,fuser=off,rustls_platform_verifier=off" };
     let wanted = std::env::var("BATCHFS_LOG").unwrap_or_else(|_| default.to_owned());
     let filter: Targets = wanted.parse().with_context(|| format!("BATCHFS_LOG={wanted}"))?;
     // A log that cannot be written, on a full disk say, must not be told on standard error, which
