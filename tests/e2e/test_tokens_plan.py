@@ -184,7 +184,8 @@ def test_a_plan_of_a_mixture(box):
             assert told["read_amplification"] == world
             text = box.run("plan", source, "--spec", spec, "--step", step, *mix).stdout
             for line, read in zip(text.splitlines()[1:-1], reads, strict=True):
-                assert line.startswith(f"  {read['source']}: epoch {read['epoch']} window ")
+                place = f"{read['source']}/{read['file']} row group {read['row_group']}, "
+                assert line.startswith(f"  epoch {read['epoch']} window ") and place in line, line
 
 
 def spoil(path) -> None:
