@@ -128,6 +128,8 @@ missing_packages() {
     has rsync || echo rsync
     has setfattr || echo attr
     has unshare || echo util-linux
+    has ip || echo iproute2
+    has openssl || echo openssl
     has busybox || echo busybox
     has useradd || echo passwd
     has node || echo nodejs

@@ -207,7 +207,7 @@ impl Pipeline {
         let made = catch_unwind(AssertUnwindSafe(|| {
             self.feed.make(drawn, self.workers == 0, plan, &|| self.state().stopped)
         }));
-        let failed = || PyRuntimeError::new_err("batchfs itself failed; please report this");
+        let failed = || PyRuntimeError::new_err(batchfs_store::ITSELF_FAILED);
         made.unwrap_or_else(|_| Err(failed()))
     }
 

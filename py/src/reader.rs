@@ -76,7 +76,7 @@ impl Reader {
         }
         let kept = self.kept().take();
         let thread = kept.map_or_else(|| Thread::start(self.rows.clone()), Ok)?;
-        let failed = || PyRuntimeError::new_err("batchfs itself failed; please report this");
+        let failed = || PyRuntimeError::new_err(batchfs_store::ITSELF_FAILED);
         thread.ask.send(step).map_err(|_| failed())?;
         loop {
             match thread.told.recv_timeout(LOOK) {

@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from batchfs.torch import TokenDataset, TokenStep  # noqa: E402
-from token_files import SETTINGS  # noqa: E402
+from token_files import SETTINGS, SPEC, Expected, dataset  # noqa: E402
+from token_rows import reference  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 
@@ -63,6 +64,44 @@ def test_states_are_saved_with_a_model(folder, expected, tmp_path):
         other.load_state_dict(kept["data"])
     other.load_state_dict(kept["data"], force=True)
     assert other.step == 7
+
+
+def test_a_mixture(tmp_path):
+    sources = {name: tmp_path / name for name in ("web", "code")}
+    alone = {
+        "code": Expected(SPEC, dataset(sources["code"], 2)),
+        "web": Expected(SPEC, dataset(sources["web"], 3, first=5000)),
+    }
+    mix = {"web": 0.7, "code": 0.3}
+
+    def rows(step):
+        places = (p.split(":") for p in reference.mixed("code=3,web=7", SPEC, step).split())
+        return np.array([alone[name].rows(int(own))[int(lane)] for name, own, lane in places])
+
+    data = TokenDataset(sources, mix=mix, **SETTINGS)
+    names = set()
+    for batch in DataLoader(data, batch_size=None):
+        assert np.array_equal(batch.tokens.numpy(), rows(batch.step))
+        # Tokens say which source they are of: those of `web` are large.
+        names |= {bool(token >= 5000 * 10_000) for token in batch.tokens[:, 0].tolist()}
+    total = sum(len(doc) for one in alone.values() for doc in one.documents)
+    assert data.step == -(-total // 96) and data.epoch == 1 and names == {False, True}
+    data.seek(10_000_000)
+    state = data.state_dict()
+    for rank in range(3):
+        again = TokenDataset(sources, mix=mix, rank=rank, world=3, **SETTINGS)
+        again.load_state_dict(state)
+        batch = next(iter(again))
+        assert batch.step == 10_000_000 and batch.tokens.shape == (2, 16)
+        assert np.array_equal(batch.tokens.numpy(), rows(batch.step)[2 * rank : 2 * rank + 2])
+        again.close()
+    other = TokenDataset(sources, mix={"web": 1, "code": 1}, **SETTINGS)
+    with pytest.raises(ValueError, match="the mix is code=3,web=7 in the state"):
+        other.load_state_dict(state)
+    with pytest.raises(TypeError, match="mixture"):
+        TokenDataset(sources, **SETTINGS)
+    other.close()
+    data.close()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -57,6 +57,37 @@ def test_refusals_keep_secrets(served):
     assert SECRET not in repr(refused.value)
 
 
+@pytest.mark.usefixtures("fuse")
+def test_a_mount_has_no_option_where_others_see_it(served, monkeypatch):
+    """Neither the process that serves it, nor those that start it."""
+    folder, options = served
+    ran, run = [], subprocess.run
+
+    def spy(command, **more):
+        ran.append((command, more["env"]))
+        return run(command, **more)
+
+    monkeypatch.setattr(subprocess, "run", spy)
+    # Whatever its name says.
+    options = {**options, "user_agent": "something-secret"}
+    # All but what the environment may have in other places.
+    hidden = [value for key, value in options.items() if key != "region"]
+    with batchfs.mount("s3://bucket/data", storage_options=options, **SETTINGS) as ds:
+        rows = ds["tokens"].batch[3].numpy()
+        with TokenLoader(folder, **SETTINGS) as near:
+            near.seek(3)
+            assert np.array_equal(rows, near.next().tokens.numpy())
+        pid = json.loads((ds.path / ".batchfs/config.json").read_text())["pid"]
+        for name in ("cmdline", "environ"):
+            shown = Path(f"/proc/{pid}/{name}").read_text()
+            assert shown and not [value for value in hidden if value in shown]
+    # It is mounted and unmounted.
+    assert len(ran) >= 2
+    for command, env in ran:
+        shown = " ".join([*command, *env.values()])
+        assert not [value for value in hidden if value in shown]
+
+
 class Relay:
     """Passes a server's bytes on, until it is told to hang."""
 

@@ -18,10 +18,10 @@ def write(path, docs, group=20, column="tokens", kind=None, **options):
     return [docs[i : i + group] for i in range(0, len(docs), group)]
 
 
-def dataset(folder, files=4, count=80, **options):
-    """A folder of files, and the row groups of all."""
+def dataset(folder, files=4, count=80, first=0, **options):
+    """A folder of files, and the row groups of all. `first` tells the tokens of two apart."""
     groups = []
     for i in range(files):
-        docs = documents(i, count, first=count * i)
+        docs = documents(first + i, count, first=first + count * i)
         groups += write(folder / f"{i}.parquet", docs, **options)
     return groups

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import s3
 from full_option import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 from harness import REPO, Box, User, mounts_under, passthrough_missing, processes_about
 
@@ -173,3 +174,27 @@ def compiled(base):
         return made[name]
 
     return compile_
+
+
+@pytest.fixture(scope="session")
+def bucket(session_box):
+    """A bucket with a dataset below `data/`, and the port that serves it."""
+    # Not every environment that these tests run in has PyArrow.
+    from token_data import by_pyarrow, documents
+
+    # Not every environment that these tests run in has PyArrow.
+
+    root = session_box.path / "s3"
+    folder = root / "bucket/data"
+    for i in range(6):
+        by_pyarrow(folder / f"part {i}.parquet", documents(i, 80, first=100 * i))
+    by_pyarrow(folder / "lang=zh%2FCN/a+b&c.parquet", documents(9, 80, first=900))
+    by_pyarrow(folder / "_temporary/0/x.parquet", documents(9, 80, first=900))
+    with s3.server(root) as port:
+        yield folder, port
+
+
+@pytest.fixture
+def front(bucket):
+    with s3.proxy(bucket[1], bucket[0].parent.parent) as proxy:
+        yield proxy

@@ -191,6 +191,21 @@ class Mount:
         pairs = (line.split() for line in lines if not line.startswith("#"))
         return {name.removeprefix("batchfs_"): int(value) for name, value in pairs}
 
+    def decodes(self, count: int) -> None:
+        """Asserts that this is how many row groups of tokens were decoded because a step needed
+        them. What is decoded ahead of need does not count."""
+
+        def needed() -> int:
+            figures = self.metrics()
+            done, ahead = (figures[f"row_groups_decoded{of}_total"] for of in ("", "_ahead"))
+            return done - ahead
+
+        # What was begun ahead and is not done makes it less meanwhile.
+        wait_for(lambda: needed() >= count, f"{count} row groups are decoded")
+        time.sleep(0.2)
+        wait_for(lambda: needed() >= count, f"{count} row groups are decoded")
+        assert needed() <= count, self.metrics()
+
     def ids(self, step: int) -> np.ndarray:
         return np.frombuffer(self.read(f"index/{step}"), "<u8")
 
@@ -242,8 +257,8 @@ class Box:
     def env(self, user: User | None = None, **more: str) -> dict[str, str]:
         env = {**os.environ, "TMPDIR": str(self.tmp), "LC_ALL": "C.UTF-8"}
         env["BATCHFS_CACHE_DIR"] = str(self.path / "cache")
-        env.update(more)
         env.pop("BATCHFS_LOG", None)
+        env.update(more)
         if user:
             env.update(HOME=str(self.path), USER=user.name, LOGNAME=user.name)
         return env

@@ -4,15 +4,27 @@ import contextlib
 import json
 import os
 import shutil
-import time
+import signal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness import errno_of, needs_root
+from harness import errno_of, needs_root, wait_for
 from safetensors.numpy import load_file
-from token_data import AWKWARD, Expected, by_duckdb, by_polars, by_pyarrow, documents, table
+from token_data import (
+    AWKWARD,
+    DAMAGES,
+    Expected,
+    by_duckdb,
+    by_polars,
+    by_pyarrow,
+    damage,
+    documents,
+    meets,
+    row_group_at,
+    table,
+)
 
 SPEC = "lanes=6,window=3,seq_len=16,seed=7"
 
@@ -246,21 +258,22 @@ def test_ranks_joined_are_the_global_step(box):
 
 def test_a_seek_decodes_the_windows_of_its_step_alone(box):
     """40 row groups in windows of 4: 10 an epoch."""
-    docs = documents(9, 800)
-    by_pyarrow(box.path / "data/x.parquet", docs, group=20)
     spec = "lanes=4,window=4,seq_len=8,seed=2"
-    counts = []
-    for step in (0, 10_000_000):
-        plan = json.loads(
-            box.run("plan", box.path / "data", "--spec", spec, "--step", step, "--json").stdout
-        )
+    expected = Expected(spec, by_pyarrow(box.path / "data/x.parquet", documents(9, 800)))
+    # In the middle of a window, and across the end of one, in the first epoch and far from it.
+    windows = lambda step: list(expected.run.windows(step))  # noqa: E731
+    far = 10_000_000
+    two = [next(step for step in range(at, at + 500) if len(windows(step)) == 2) for at in (1, far)]
+    # Steps that follow are made ahead, and are not to meet another window.
+    one = next(step for step in range(far, far + 500) if windows(step) == windows(step + 40))
+    assert windows(0) == windows(40)
+    for step in (0, one, *two):
+        groups = {group for window in windows(step) for group in window[4]}
+        assert len(groups) == 4 * len(windows(step))
         with box.mount(box.path / "data", spec=spec) as m:
-            m.read(f"tokens/batch/{step}")
-            # The next window is decoded ahead, as far as the budget goes.
-            counts.append(m.metrics()["row_groups_decoded_total"])
-            assert len(plan["reads"]) in (4, 8)
-            assert len(plan["reads"]) <= counts[-1] <= len(plan["reads"]) + 8
-    assert abs(counts[0] - counts[1]) <= 4
+            got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4").reshape(4, 8)
+            np.testing.assert_array_equal(got, expected.rows(step))
+            m.decodes(len(groups))
 
 
 FLAVOURS = {
@@ -299,7 +312,7 @@ def test_all_kinds_of_lists_are_one(box):
         assert np.load(m / "tokens/record/3.npy").tolist() == docs[3]
     said = box.fails("index", nested.parent, names=[nested, "'tokens'".replace("'", '"'), "rec"])
     assert "--column" in said
-    box.fails("index", nested.parent, "--column", "rec", names=["struct"])
+    box.fails("index", nested.parent, "--column", "rec", names=["struct", "name another one"])
     # Nothing is decoded for the index.
     box.fails("index", nested.parent, "--column", "rec.n", "--budget", "1GB", names=["--budget"])
     box.fails("index", nested.parent, "--column", "rec.n", names=["rec.n", "plain value"])
@@ -330,7 +343,16 @@ def test_token_widths_are_kept_exactly(box, kind, values, want):
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("int64", 2**31), ("int64", -(2**31) - 1), ("uint64", 2**63)]
+    ("kind", "value"),
+    [
+        ("int64", 2**31),
+        ("int64", 2**32 - 1),
+        ("int64", -(2**31) - 1),
+        # Of 64 bits, though 32 without a sign would hold them.
+        ("uint64", 2**31),
+        ("uint64", 2**32 - 1),
+        ("uint64", 2**63),
+    ],
 )
 def test_what_does_not_fit_is_named(box, kind, value):
     docs = [[1] * 5, [2, 3], [4, value, 5]]
@@ -339,7 +361,13 @@ def test_what_does_not_fit_is_named(box, kind, value):
     with box.mount(box.path / "data", spec="lanes=1,window=1,seq_len=100") as m:
         seen = {errno_of((m / f"tokens/batch/{step}").read_bytes) for step in range(4)}
         assert seen <= {"EIO", None} and "EIO" in seen
-        for part in ("x.parquet", "row group 0", "row 2", str(value)):
+        for part in (
+            "x.parquet",
+            "row group 0",
+            "row 2",
+            str(value),
+            "drop the row or map its ids",
+        ):
             assert part in m.errors(), m.errors()
 
 
@@ -349,7 +377,8 @@ def test_other_types_are_refused(box):
         values = pa.array([[None]], pa.list_(kind))
         path.parent.mkdir()
         pq.write_table(pa.table({"tokens": values}), path)
-        box.fails("index", path.parent, names=[path, "tokens", name, "integers"])
+        names = [path, "tokens", name, "integers", "cast it, or name another column with --column"]
+        box.fails("index", path.parent, names=names)
 
 
 def test_null_and_empty_documents_have_no_tokens(box):
@@ -367,9 +396,20 @@ def test_null_and_empty_documents_have_no_tokens(box):
             got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4")
             assert got.tolist() == expected.rows(step)[0].tolist()
     by_pyarrow(box.path / "none/x.parquet", [[], None])
-    box.fails("mount", box.path / "none", box.folder(), names=[box.path / "none", "no tokens"])
+    names = [box.path / "none", "no tokens", '"tokens"', "name another column with --column"]
+    box.fails("mount", box.path / "none", box.folder(), names=names)
     by_pyarrow(box.path / "bad/x.parquet", [[1], None, [2, None, 3]])
-    box.fails("mount", box.path / "bad", box.folder(), names=["row group 0", "row 2", "null item"])
+    names = [box.path / "bad/x.parquet", "row group 0", "row 2", "null item", "drop the item"]
+    box.fails("mount", box.path / "bad", box.folder(), names=names)
+    # Lists of nothing but nulls have an item all the same.
+    for name, docs in (("some", [[], None, [None]]), ("more", [[None, None], []])):
+        path = box.path / name / "x.parquet"
+        path.parent.mkdir()
+        pq.write_table(pa.table({"tokens": pa.array(docs, pa.list_(pa.null()))}), path)
+        row = next(row for row, doc in enumerate(docs) if doc)
+        names = [path, "row group 0", f"row {row}", "null item"]
+        box.fails("index", path.parent, names=names)
+        box.fails("mount", path.parent, box.folder(), names=names)
 
 
 def test_helper_files_are_no_data(box):
@@ -384,7 +424,7 @@ def test_helper_files_are_no_data(box):
     assert [f["file"] for f in told["files"]] == ["part-0.parquet"]
     assert told["tokens"] == sum(len(doc) for group in groups for doc in group)
     (folder / "part-9.parquet").write_bytes(b"")
-    box.fails("index", folder, names=[folder / "part-9.parquet", "0 bytes"])
+    box.fails("index", folder, names=[folder / "part-9.parquet", "0 bytes", "remove it"])
 
 
 def test_names_are_ordered_by_their_bytes(box):
@@ -402,43 +442,57 @@ def test_names_are_ordered_by_their_bytes(box):
     shutil.copytree(folder, elsewhere)
     again = json.loads(box.run("index", elsewhere, "--json").stdout)
     assert again["fingerprint"] == told["fingerprint"], "moving a dataset does not change it"
-    (elsewhere / os.fsdecode(b"\xff.parquet")).write_bytes(b"x")
-    box.fails("index", elsewhere, names=["UTF-8"])
+    # What is no UTF-8 is shown in its place.
+    bad = elsewhere / os.fsdecode(b"a/\xff.parquet")
+    bad.write_bytes(b"x")
+    names = [elsewhere / "a/\ufffd.parquet", "UTF-8", "rename it"]
+    box.fails("index", elsewhere, names=names)
+    box.fails("mount", elsewhere, box.folder(), names=names)
+    bad.unlink()
+    moved = elsewhere.rename(box.path / os.fsdecode(b"\xff-data"))
+    for source in (moved, moved / "10.parquet"):
+        shown = str(source).encode(errors="surrogateescape").decode(errors="replace")
+        for command in (("index", source), ("plan", source, "--step", 0), ("ls", source)):
+            box.fails(*command, names=[f"{shown}: the path", "UTF-8", "rename it"])
+        box.fails("mount", source, box.folder(), names=[f"{shown}: the path", "UTF-8"])
 
 
-def damage(path, how: str) -> None:
-    raw = bytearray(path.read_bytes())
-    if how == "flipped":
-        raw[len(raw) // 3] ^= 0x10
-    elif how == "cut":
-        raw = raw[:-100]
-    elif how == "footer":
-        raw[-8:-4] = (len(raw) * 2).to_bytes(4, "little")
-    elif how == "html":
-        raw = bytearray(b"<html>404</html> PAR1")
-    path.write_bytes(raw)
-
-
-@pytest.mark.parametrize("how", ["cut", "footer", "html"])
+@pytest.mark.parametrize("how", DAMAGES)
 def test_files_that_are_not_whole_are_refused(box, how):
     by_pyarrow(box.path / "data/a.parquet", documents(1, 40))
     by_pyarrow(box.path / "data/b.parquet", documents(2, 40))
     damage(box.path / "data/b.parquet", how)
-    box.fails("mount", box.path / "data", box.folder(), names=[box.path / "data/b.parquet"])
+    names = [box.path / "data/b.parquet", DAMAGES[how]]
+    box.fails("mount", box.path / "data", box.folder(), names=names)
 
 
 def test_a_damaged_page_spoils_its_row_group_alone(box):
-    by_pyarrow(box.path / "data/a.parquet", documents(1, 200, first=0), group=100)
+    groups = by_pyarrow(box.path / "data/a.parquet", documents(1, 200, first=0), group=100)
     options = {"write_page_checksum": True, "compression": "none"}
-    by_pyarrow(box.path / "data/b.parquet", documents(2, 200, first=500), group=100, **options)
+    docs = documents(2, 200, first=500)
+    groups += by_pyarrow(box.path / "data/b.parquet", docs, group=100, **options)
     damage(box.path / "data/b.parquet", "flipped")
-    with box.mount(box.path / "data", spec="lanes=2,window=1,seq_len=16") as m:
-        steps = range(len(os.listdir(m / "tokens/batch")))
-        seen = [errno_of((m / f"tokens/batch/{step}").read_bytes) for step in steps]
-        assert set(seen) == {None, "EIO"}
-        again = [errno_of((m / f"tokens/batch/{step}").read_bytes) for step in steps]
-        assert again == seen
-        assert "b.parquet" in m.errors() and "row group" in m.errors()
+    bad = row_group_at(
+        box.path / "data/b.parquet", (box.path / "data/b.parquet").stat().st_size // 3
+    )
+    spec = "lanes=2,window=1,seq_len=16,seed=0"
+    expected = Expected(spec, groups)
+    with box.mount(box.path / "data", spec=spec) as m:
+        steps = range(len(os.listdir(m / "tokens/batch")) + 3)
+        # Those that need it, and no others.
+        fail = [meets(expected, step, 2 + bad) for step in steps]
+        assert any(fail) and not all(fail)
+        for _ in range(2):
+            for step in steps:
+                path = m / f"tokens/batch/{step}"
+                if fail[step]:
+                    assert errno_of(path.read_bytes) == "EIO", f"step {step}"
+                else:
+                    got = np.frombuffer(path.read_bytes(), "<i4").reshape(2, 16)
+                    np.testing.assert_array_equal(got, expected.rows(step), err_msg=f"step {step}")
+        way_out = "write the file again or remove it"
+        for part in (box.path / "data/b.parquet", f"row group {bad}", way_out):
+            assert str(part) in m.errors(), m.errors()
 
 
 def test_a_file_that_changes_is_an_error_never_a_mix(box):
@@ -538,12 +592,13 @@ def test_pieces_beyond_their_room_are_an_error_of_that_file_alone(box):
 
 
 TRAIN = """
-import os, sys
-root, spec, rank, world, log = sys.argv[1:6]
-step = len(open(log).read().splitlines()) if os.path.exists(log) else 0
+import sys, time
+root, spec, rank, world, log, until = sys.argv[1:7]
+step = len(open(log).read().splitlines())
 with open(log, "a") as out:
     print("ready", flush=True)
-    while step < 400:
+    while step < int(until):
+        time.sleep(0.001)
         path = f"{root}/view/{spec},rank={rank},world={world}/tokens/batch/{step}"
         if world == "1":
             path = f"{root}/view/{spec}/tokens/batch/{step}"
@@ -552,7 +607,19 @@ with open(log, "a") as out:
         out.write(rows.hex() + "\\n")
         out.flush()
         step += 1
+    if step < 400:
+        # It is killed here at the latest: no machine is so fast that it is through before.
+        time.sleep(3600)
 """
+
+
+def done_by_all(logs: list) -> list[str]:
+    """A checkpoint is what all ranks have done; lines cut by a kill do not count."""
+    parts = [
+        [line[:-1] for line in log.read_text().splitlines(True) if line.endswith("\n")]
+        for log in logs
+    ]
+    return ["".join(step) for step in zip(*parts, strict=False)]
 
 
 def test_a_run_that_is_killed_goes_on_with_other_ranks(box):
@@ -563,33 +630,33 @@ def test_a_run_that_is_killed_goes_on_with_other_ranks(box):
     with box.mount(box.path / "data", spec="lanes=1,window=1,seq_len=8") as m:
         want = [(m / f"view/{spec}/tokens/batch/{step}").read_bytes().hex() for step in range(400)]
         done: list[str] = []
-        attempt = 0
-        for world in [3, 1, 12, 4, 2, 6, 1]:
+        reached = [0]
+        for attempt, world in enumerate([3, 1, 12, 4, 2, 6, 1]):
             logs = [box.path / f"log-{attempt}-{rank}" for rank in range(world)]
             each = 2 * 4 * 8 * (12 // world)
             for rank, log in enumerate(logs):
                 part = [line[rank * each : (rank + 1) * each] for line in done]
                 log.write_text("".join(f"{line}\n" for line in part))
-            trainers = [
-                box.python(TRAIN, m.dir, spec, rank, world, log) for rank, log in enumerate(logs)
-            ]
             last = attempt == 6
+            until = 400 if last else reached[-1] + 60
+            trainers = [
+                box.python(TRAIN, m.dir, spec, rank, world, log, until)
+                for rank, log in enumerate(logs)
+            ]
             if last:
                 assert all(trainer.wait(120) == 0 for trainer in trainers)
             else:
-                time.sleep(random.uniform(0, 0.05))
+                goal = reached[-1] + int(random.integers(1, 50))
+                wait_for(lambda: len(done_by_all(logs)) >= goal, "it gets somewhere")  # noqa: B023
                 for trainer in trainers:
+                    assert trainer.poll() is None, "nothing was interrupted"
                     trainer.kill()
-                    trainer.wait(30)
-            # A checkpoint is what all ranks have done; lines cut by the kill do not count.
-            parts = [
-                [line[:-1] for line in log.read_text().splitlines(True) if line.endswith("\n")]
-                for log in logs
-            ]
-            done = ["".join(step) for step in zip(*parts, strict=False)]
+                    assert trainer.wait(30) == -signal.SIGKILL
+            done = done_by_all(logs)
             assert done == want[: len(done)], f"attempt {attempt}, {world} ranks"
-            attempt += 1
+            reached.append(len(done))
         assert done == want
+        assert reached == sorted(set(reached)) and max(reached[:-1]) < 400, reached
 
 
 def test_data_at_any_depth_are_found(box):

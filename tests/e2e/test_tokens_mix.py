@@ -8,7 +8,15 @@ import pyarrow as pa
 import pytest
 import s3
 from harness import errno_of
-from token_data import Expected, by_duckdb, by_pyarrow, documents, reference
+from token_data import (
+    Expected,
+    by_duckdb,
+    by_pyarrow,
+    documents,
+    meets,
+    reference,
+    row_group_at,
+)
 
 SPEC = "lanes=6,window=3,seq_len=16,seed=7"
 MIX = "code=0.3,web=0.7"
@@ -93,6 +101,38 @@ def test_ranks_joined_are_the_global_step(box):
                 assert b"".join(parts) == whole
 
 
+def test_a_seek_decodes_the_windows_of_its_rows_alone(box):
+    """Of each source those of the source's own step, however far away it is."""
+    groups = {}
+    for number, (name, count) in enumerate((("code", 400), ("web", 800))):
+        docs = documents(number, count, first=1000 * number)
+        groups[name] = by_pyarrow(box.path / f"{name}/x.parquet", docs)
+    spec = "lanes=4,window=4,seq_len=8,seed=2"
+    expected = Mixed(MIX, spec, groups)
+
+    def needed(step: int) -> set[tuple[str, int]]:
+        return {
+            (name, group)
+            for name, own, _ in expected.places(step)
+            for window in expected.alone[name].run.windows(own)
+            for group in window[4]
+        }
+
+    def usual(step: int) -> bool:
+        """Whether steps that may be made ahead of their readers need nothing else."""
+        return all(needed(step + more) <= needed(step) for more in range(20))
+
+    source = f"web={box.path}/web,code={box.path}/code"
+    # A window of each source, or two of one of them.
+    for far, count in ((0, 8), (10_000_000, 8), (10_000_000, 12), (2**40, 8)):
+        steps = range(far, far + 500)
+        step = next(step for step in steps if usual(step) and len(needed(step)) == count)
+        with box.mount(source, "--mix", MIX, spec=spec) as m:
+            got = np.frombuffer(m.read(f"tokens/batch/{step}"), "<i4").reshape(4, 8)
+            np.testing.assert_array_equal(got, expected.rows(step))
+            m.decodes(count)
+
+
 def test_the_commands_know_mixtures(box):
     expected = Mixed(MIX, SPEC, sources(box.path))
     source = f"web={box.path}/web,code={box.path}/code"
@@ -133,20 +173,32 @@ def test_refusals_say_what_to_do(box, data):
 
 
 def test_damage_of_one_source_spoils_its_rows_alone(box):
-    sources(box.path)
+    groups = sources(box.path)
     path = box.path / "bad/x.parquet"
     options = {"write_page_checksum": True, "compression": "none"}
-    by_pyarrow(path, documents(5, 200, first=900), group=100, **options)
+    groups["bad"] = by_pyarrow(path, documents(5, 200, first=900), group=50, **options)
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 3] ^= 0x10
+    bad = row_group_at(path, len(raw) // 3)
     path.write_bytes(raw)
     source = f"web={box.path}/web,bad={box.path}/bad"
-    with box.mount(source, "--mix", "web=9,bad=1", spec="lanes=1,window=1,seq_len=16") as m:
-        seen = {step: errno_of((m / f"tokens/batch/{step}").read_bytes) for step in range(200)}
-        assert set(seen.values()) == {None, "EIO"}
-        rows = [reference.mixed("bad=1,web=9", "lanes=1,seed=0", step) for step in range(200)]
-        assert all(rows[step].startswith("bad:") for step, why in seen.items() if why)
-        assert "x.parquet" in m.errors()
+    spec, mix = "lanes=1,window=1,seq_len=16,seed=0", "bad=1,web=9"
+    expected = Mixed(mix, spec, {name: groups[name] for name in ("bad", "web")})
+    # Those with a row of a window that has the damaged row group.
+    places = [expected.places(step)[0] for step in range(6000)]
+    fails = lambda name, own: name == "bad" and meets(expected.alone["bad"], own, bad)  # noqa: E731
+    fail = [fails(name, own) for name, own, _ in places]
+    steps = [step for step, place in enumerate(places) if place[0] == "bad" or step < 150]
+    assert {fail[step] for step in steps if places[step][0] == "bad"} == {False, True}
+    with box.mount(source, "--mix", mix, spec=spec) as m:
+        for step in steps:
+            file = m / f"tokens/batch/{step}"
+            if fail[step]:
+                assert errno_of(file.read_bytes) == "EIO", f"step {step}"
+            else:
+                got = np.frombuffer(file.read_bytes(), "<i4").reshape(1, 16)
+                np.testing.assert_array_equal(got, expected.rows(step), err_msg=f"step {step}")
+        assert "x.parquet" in m.errors() and f"row group {bad}" in m.errors()
 
 
 def test_a_source_in_a_bucket_and_one_on_this_machine(box):

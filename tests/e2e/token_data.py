@@ -8,12 +8,17 @@ from token_rows import Expected, documents, reference
 
 __all__ = [
     "AWKWARD",
+    "DAMAGES",
     "Expected",
+    "batches",
     "by_duckdb",
     "by_polars",
     "by_pyarrow",
+    "damage",
     "documents",
+    "meets",
     "reference",
+    "row_group_at",
     "table",
 ]
 
@@ -62,6 +67,23 @@ def by_polars(path: Path, docs: list, group: int = 25) -> list[list]:
     return split(path, docs)
 
 
+def row_group_at(path: Path, byte: int) -> int:
+    """The row group whose column of tokens has this byte of the file."""
+    file = pq.ParquetFile(path)
+    leaf = file.schema_arrow.get_field_index("tokens")
+    for number in range(file.num_row_groups):
+        chunk = file.metadata.row_group(number).column(leaf)
+        begin = chunk.dictionary_page_offset or chunk.data_page_offset
+        if begin <= byte < begin + chunk.total_compressed_size:
+            return number
+    raise AssertionError(f"byte {byte} of {path} is of no token")
+
+
+def meets(expected: Expected, step: int, group: int) -> bool:
+    """Whether a step has to read this row group, counted through the dataset."""
+    return any(group in window[4] for window in expected.run.windows(step))
+
+
 def split(path: Path, docs: list) -> list[list]:
     """The documents of each row group, as the file has them."""
     meta = pq.ParquetFile(path).metadata
@@ -72,3 +94,35 @@ def split(path: Path, docs: list) -> list[list]:
         at += count
     assert at == len(docs)
     return groups
+
+
+def batches(m, steps) -> list[bytes]:
+    return [m.read(f"tokens/batch/{step}") for step in steps]
+
+
+DAMAGES = {
+    "cut": "remove it or write it again",
+    "footer": "remove it or write it again",
+    "html": "remove it or write it again",
+    "encrypted": "write it without encryption",
+    "empty": "remove it or write it again",
+}
+"""What can be done to a whole file, and what is said that can be done about it."""
+
+
+def damage(path: Path, how: str) -> None:
+    """One of `DAMAGES`, or `flipped`: a bit in a page."""
+    raw = bytearray(path.read_bytes())
+    if how == "flipped":
+        raw[len(raw) // 3] ^= 0x10
+    elif how == "cut":
+        raw = raw[:-100]
+    elif how == "footer":
+        raw[-8:-4] = (len(raw) * 2).to_bytes(4, "little")
+    elif how == "html":
+        raw = bytearray(b"<html>404</html> PAR1")
+    elif how == "encrypted":
+        raw[-4:] = b"PARE"
+    elif how == "empty":
+        raw.clear()
+    path.write_bytes(raw)

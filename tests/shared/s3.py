@@ -12,13 +12,15 @@ import time
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import pytest
 from waiting import wait_for
 
 KEY = "AKIDEXAMPLE1234567"
+# Where machines of a cloud find credentials of their own.
+METADATA = "169.254.169.254"
 # With the characters that are encoded in one place and not in another.
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY="
 
@@ -57,6 +59,10 @@ def server(root: Path, signed: bool = True, port: int | None = None):
         process.wait(30)
 
 
+LIES = ["whole", "misnamed", "elsewhere", "longer", "endless"]
+"""Answers to a range that are not that range: all of the file, another range, or more than it."""
+
+
 class Proxy(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Passes requests on. `fault(method, path, number)` says what goes wrong, if anything, with the
     request that was made so many times before."""
@@ -65,21 +71,34 @@ class Proxy(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, backend: int):
+    def __init__(self, backend: int, root: Path | None = None):
         super().__init__(("127.0.0.1", 0), Handler)
         self.backend = backend
+        # Where the buckets lie, to answer with what was not asked for.
+        self.root = root
         self.fault = lambda method, path, number: None
         # Says no to a request by what is in its headers: a status and the code in the answer.
         self.refuse = lambda headers: None
         # Keys to a page of a listing, which is then answered here, of the folder of the bucket.
         self.page: tuple[Path, int] | None = None
         self.seen: list[tuple[str, str]] = []
-        self.asked: list[tuple] = []
+        # Method, path and range.
+        self.asked: list[tuple[str, str, str | None]] = []
         self.lock = threading.Lock()
 
     @property
     def port(self) -> int:
         return self.server_address[1]
+
+    def ranges(self) -> list[tuple[str, int, int]]:
+        """Key and bounds, the end excluded, of each range that was asked for."""
+        found = []
+        for _, path, asked in list(self.asked):
+            if asked:
+                begin, end = asked.removeprefix("bytes=").split("-")
+                key = unquote(path).split("/", 2)[2]
+                found.append((key, int(begin), int(end) + 1))
+        return found
 
     def handle_error(self, request, client_address):
         """Clients that go away are no news."""
@@ -124,12 +143,21 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "short":
             # Consistent in itself, but not what was asked for.
             body = body[: len(body) // 2]
-        self.send_response(answer.status)
         length = answer.getheader("Content-Length")
-        for name, value in answer.getheaders():
-            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-                self.send_header(name, value)
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+        for name in ("content-length", "transfer-encoding", "connection"):
+            headers.pop(name, None)
+        status, body = self.lie(fault, answer.status, headers, body)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         head = self.command == "HEAD"
+        if fault == "endless" and "content-range" in headers:
+            self.send_header("Content-Length", str(1 << 50))
+            self.end_headers()
+            # Until nobody listens any more.
+            while True:
+                self.wfile.write(body)
         self.send_header("Content-Length", length if head and length else str(len(body)))
         self.end_headers()
         if head:
@@ -145,6 +173,26 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     do_HEAD = do_GET
+
+    def lie(self, fault, status: int, headers: dict, body: bytes) -> tuple[int, bytes]:
+        """The status and the body to give instead; `headers` are changed in place."""
+        if fault not in LIES or "content-range" not in headers:
+            return status, body
+        whole = (self.server.root / unquote(self.path).lstrip("/")).read_bytes()
+        bounds = headers["content-range"].removeprefix("bytes ").split("/")[0]
+        begin, end = (int(n) for n in bounds.split("-"))
+        named = lambda begin, end: f"bytes {begin}-{end}/{len(whole)}"  # noqa: E731
+        if fault == "whole":
+            del headers["content-range"]
+            return 200, whole
+        if fault == "misnamed":
+            headers["content-range"] = named(begin - 1, end - 1)
+        if fault == "elsewhere":
+            headers["content-range"] = named(begin - 1, end - 1)
+            body = whole[begin - 1 : end]
+        if fault == "longer":
+            body += bytes(1000)
+        return status, body
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -175,8 +223,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def proxy(backend: int):
-    it = Proxy(backend)
+def proxy(backend: int, root: Path | None = None):
+    it = Proxy(backend, root)
     thread = threading.Thread(target=it.serve_forever, daemon=True)
     thread.start()
     try:

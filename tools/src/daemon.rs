@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
+use crate::hidden::{self, StorageOptions};
 use crate::sys::Inherited;
 use crate::{program, say};
 
@@ -25,18 +26,20 @@ pub enum Start {
 }
 
 /// Starts this program again as the daemon, with these arguments of `batchfs mount`, and waits until the
-/// mount answers.
+/// mount answers. `storage` are the options of object storage, which are not told by arguments.
 ///
 /// A new program rather than a fork: nothing is inherited half-made.
-pub fn start(args: &[OsString]) -> anyhow::Result<Start> {
-    let mut daemon = program::again()?
-        // In front, since a `--` may follow.
-        .args(["mount", "--daemon"])
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start the daemon")?;
+pub fn start(args: &[OsString], storage: &StorageOptions) -> anyhow::Result<Start> {
+    let mut command = program::again()?;
+    // In front, since a `--` may follow.
+    command.args(["mount", "--daemon"]);
+    if storage.is_empty() {
+        command.stdin(Stdio::null());
+    } else {
+        command.arg(hidden::FLAG).stdin(hidden::stdin(storage)?);
+    }
+    command.args(hidden::without(args)).stdout(Stdio::piped());
+    let mut daemon = command.spawn().context("cannot start the daemon")?;
     let mut said = Vec::new();
     if let Some(mut stdout) = daemon.stdout.take() {
         stdout.read_to_end(&mut said).context("cannot hear the daemon")?;

@@ -9,6 +9,7 @@ mod demo;
 mod doctor;
 mod gpu;
 mod helper;
+mod hidden;
 mod parents;
 mod program;
 mod progress;
@@ -57,7 +58,7 @@ pub fn run(program: Option<Vec<OsString>>, args: Vec<OsString>) -> ExitCode {
         Command::Ids(args) => commands::ids::run(&args),
         Command::Ls(args) => commands::ls::run(&args),
         Command::Cat(args) => commands::cat::run(&args),
-        Command::Mount(args) => commands::mount::run(&args),
+        Command::Mount(args) => commands::mount::run(args),
         Command::Umount(args) => commands::umount::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),

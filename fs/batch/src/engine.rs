@@ -8,6 +8,7 @@ use batchfs_region::{AllocError, Arena, Region, RegionMut};
 use rayon::ThreadPool;
 
 use crate::face::Making;
+use crate::fillers::Fillers;
 use crate::gather::{Failure, gather};
 use crate::slots::{Ahead, Found, Job, Slot, Slots, Then};
 use crate::write::write;
@@ -59,12 +60,15 @@ struct Inner {
     state: Mutex<State>,
     /// Signalled when there is something to fill.
     work: Condvar,
+    /// The same, for spare threads, which do nothing else than what somebody waits for.
+    wanted: Condvar,
     /// Signalled when the clock has to run: somebody waits for room, or the end.
     clock: Condvar,
 }
 
 struct State {
     slots: Slots,
+    fillers: Fillers,
     last_open: Instant,
     /// A reader has closed something since somebody found no room.
     room_made: bool,
@@ -95,6 +99,7 @@ impl Engine {
             // Those who read what was filled need a core, too: with all of them filling, small batches
             // come later.
             slots: Slots::new(cores - 1),
+            fillers: Fillers::new(count),
             last_open: Instant::now(),
             room_made: false,
             stop: false,
@@ -107,6 +112,7 @@ impl Engine {
             shown: AtomicBool::new(false),
             state,
             work: Condvar::new(),
+            wanted: Condvar::new(),
             clock: Condvar::new(),
         });
         let mut engine = Engine { inner, threads: Vec::new() };
@@ -193,11 +199,19 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.inner.lock().stop = true;
         self.inner.work.notify_all();
+        self.inner.wanted.notify_all();
         self.inner.clock.notify_all();
         let me = thread::current().id();
         for thread in self.threads.drain(..) {
             // Whoever was called back may have been the engine's last owner: a thread of its own
             // cannot wait for itself, and ends when it returns from here.
+            if thread.thread().id() != me && thread.join().is_err() {
+                tracing::error!("a thread of the engine panicked");
+            }
+        }
+        // None is started any more: the clock has ended.
+        let spares = self.inner.lock().fillers.take();
+        for thread in spares {
             if thread.thread().id() != me && thread.join().is_err() {
                 tracing::error!("a thread of the engine panicked");
             }
@@ -234,7 +248,12 @@ impl Inner {
         state.last_open = Instant::now();
         Metrics::add(&self.metrics.opens, 1);
         let found = state.slots.open(key, view, then);
+        let spares = state.fillers.spares();
         drop(state);
+        // Also for what was to be filled ahead, which the others may have no time for.
+        if spares > 0 && !matches!(found, Found::Ready(..)) {
+            self.wanted.notify_one();
+        }
         match found {
             Found::Ready(region, then) => {
                 Metrics::add(&self.metrics.hits, 1);
@@ -268,27 +287,57 @@ impl Inner {
     }
 
     fn fill_for_ever(&self) {
-        loop {
-            let mut state = self.lock();
-            let Job { key, view, light } = loop {
-                if state.stop {
+        let mut state = self.lock();
+        while !state.stop {
+            state = match state.slots.next_job() {
+                Some(job) => self.work_on(job, state),
+                None => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// What a spare thread does, until there was nothing to do for a while.
+    fn fill_meanwhile(&self) {
+        let mut state = self.lock();
+        while !state.stop {
+            state = if let Some(job) = state.slots.next_wanted() {
+                self.work_on(job, state)
+            } else {
+                let idle = |state: &mut State| !state.stop && state.slots.demand.is_empty();
+                let woken = self.wanted.wait_timeout_while(state, IDLE, idle);
+                let (state, woken) = woken.unwrap_or_else(PoisonError::into_inner);
+                if woken.timed_out() {
+                    let mut state = state;
+                    state.fillers.ended();
                     return;
                 }
-                if let Some(job) = state.slots.next_job() {
-                    break job;
-                }
-                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state
             };
-            drop(state);
-            // A panic must not leave a reader waiting for ever.
-            let filled = catch_unwind(AssertUnwindSafe(|| self.fill(key, &view)));
-            if filled.is_err() {
-                self.fail(key, Error::Bug { item: view.name(key) });
-            }
-            if light {
-                self.lock().slots.light_done();
-            }
         }
+    }
+
+    fn work_on<'a>(&'a self, job: Job, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let Job { key, view, light } = job;
+        // Only tokens come from places that may not answer.
+        let far = view.dataset().tokens().is_some();
+        if far {
+            state.fillers.begin(key, Instant::now());
+        }
+        drop(state);
+        // A panic must not leave a reader waiting for ever.
+        let filled = catch_unwind(AssertUnwindSafe(|| self.fill(key, &view)));
+        if filled.is_err() {
+            self.fail(key, Error::Bug { item: view.name(key) });
+        }
+        drop(view);
+        let mut state = self.lock();
+        if far {
+            state.fillers.end(key);
+        }
+        if light {
+            state.slots.light_done();
+        }
+        state
     }
 
     /// Answers those who wait for `key` with `error`.
@@ -429,8 +478,23 @@ impl Inner {
         }
     }
 
+    /// Starts threads for opens that wait though nothing else is done than to wait for a source.
+    fn help(self: &Arc<Self>, state: &mut State) {
+        for i in 0..state.fillers.missing(state.slots.demand.len(), Instant::now()) {
+            let inner = self.clone();
+            let spare = thread::Builder::new().name(format!("spare-{i}"));
+            match spare.spawn(move || inner.fill_meanwhile()) {
+                Ok(handle) => state.fillers.started(handle),
+                Err(e) => {
+                    tracing::warn!("cannot start a thread beside those that wait: {e}");
+                    return;
+                }
+            }
+        }
+    }
+
     /// Lets those that found no room try again, and drops what has long been unused.
-    fn keep_time(&self) {
+    fn keep_time(self: &Arc<Self>) {
         let mut state = self.lock();
         let mut swept = Instant::now();
         while !state.stop {
@@ -449,6 +513,7 @@ impl Inner {
             if !again.is_empty() {
                 state.slots.demand.extend(again);
                 self.work.notify_all();
+                self.wanted.notify_all();
             }
             if swept.elapsed() >= SWEEP {
                 swept = Instant::now();
@@ -459,6 +524,7 @@ impl Inner {
                 self.arena.sweep();
                 self.arena.trim(TRIM);
                 state = self.lock();
+                self.help(&mut state);
             }
         }
     }

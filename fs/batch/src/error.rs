@@ -138,7 +138,7 @@ pub enum Error {
         source: batchfs_region::AllocError,
     },
     /// A panic in this program.
-    #[error("{item}: batchfs itself failed; please report this, with the daemon's log")]
+    #[error("{item}: {}, with the daemon's log", batchfs_store::ITSELF_FAILED)]
     Bug {
         /// What was asked for.
         item: String,

@@ -3,6 +3,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use batchfs_store::{Error, Stream};
+use bytemuck::Pod;
 use rayon::ThreadPool;
 
 use crate::layout::Fill;
@@ -79,7 +80,9 @@ pub(crate) fn gather(
             },
             Fill::Offsets(s) => offsets(stream(view, s)?, ids, out)?,
             Fill::Shapes(s) => shapes(stream(view, s)?, ids, out)?,
-            Fill::Ids => put(out, ids),
+            Fill::Ids => {
+                put(out, ids);
+            }
             Fill::PieceTable => step.as_ref().ok_or_else(|| no_step(view))?.table(out)?,
             Fill::Tokens => {
                 let step = step.as_ref().ok_or_else(|| no_step(view))?;
@@ -143,10 +146,13 @@ pub(crate) fn shapes(stream: &dyn Stream, ids: &[u64], out: &mut [u8]) -> Result
     Ok(())
 }
 
-pub(crate) fn put(out: &mut [u8], numbers: &[u64]) {
-    for (bytes, n) in out.chunks_exact_mut(size_of::<u64>()).zip(numbers) {
-        bytes.copy_from_slice(&n.to_le_bytes());
-    }
+/// Puts numbers into `out`, as far as there is room, and gives what is left of it. They are little-endian, as the
+/// host is: the store builds on no other.
+pub(crate) fn put<'a, T: Pod>(out: &'a mut [u8], numbers: &[T]) -> &'a mut [u8] {
+    let bytes: &[u8] = bytemuck::cast_slice(numbers);
+    let (now, rest) = out.split_at_mut(bytes.len().min(out.len()));
+    now.copy_from_slice(&bytes[..now.len()]);
+    rest
 }
 
 /// Copies records back to back into `out`, on several threads where that pays. `out` is as long as

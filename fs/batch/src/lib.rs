@@ -14,6 +14,7 @@ mod describe;
 mod engine;
 mod error;
 mod face;
+mod fillers;
 mod gather;
 mod layout;
 mod metrics;

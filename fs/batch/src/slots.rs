@@ -249,12 +249,20 @@ impl Slots {
         (dropped.len() == count && !self.opening.contains_key(&view), dropped)
     }
 
-    /// The next one to fill.
-    pub(crate) fn next_job(&mut self) -> Option<Job> {
+    /// The next one to fill that somebody waits for.
+    pub(crate) fn next_wanted(&mut self) -> Option<Job> {
         while let Some(key) = self.demand.pop_front() {
             if let Some(Slot::Coming { view, .. }) = self.map.get(&key) {
                 return Some(Job { key, view: view.clone(), light: false });
             }
+        }
+        None
+    }
+
+    /// The next one to fill.
+    pub(crate) fn next_job(&mut self) -> Option<Job> {
+        if let Some(job) = self.next_wanted() {
+            return Some(job);
         }
         let full = self.light >= self.most_light;
         let may = |key: &Key| match self.map.get(key) {

@@ -13,6 +13,7 @@ use parquet::schema::types::{ColumnDescPtr, ColumnDescriptor, ColumnPath, Type};
 use serde::{Deserialize, Serialize};
 
 use crate::column::{Column, Ints};
+use crate::place::REWRITE;
 
 /// The token column's chunk in one row group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,10 +56,11 @@ impl Chunk {
     ) -> Result<Chunk, String> {
         let chunk = group.column(column.leaf);
         if chunk.file_path().is_some() {
-            return Err("has its column in another file, which is not supported".to_owned());
+            let why = "has its column in another file, which is not supported; write both as one";
+            return Err(why.to_owned());
         }
         let count = |n: i64, what: &str| {
-            u64::try_from(n).map_err(|_| format!("says that it has {n} {what}"))
+            u64::try_from(n).map_err(|_| format!("says that it has {n} {what}; {REWRITE}"))
         };
         let documents = count(group.num_rows(), "rows")?;
         let levels = count(chunk.num_values(), "values")?;
@@ -77,7 +79,7 @@ impl Chunk {
         let end = begin.checked_add(len).filter(|&end| end <= file_len && begin >= 4);
         let Some(end) = end else {
             return Err(format!(
-                "says that its column lies at byte {begin} and is {len} bytes long, but the file's data end at byte {file_len}"
+                "says that its column lies at byte {begin} and is {len} bytes long, but the file's data end at byte {file_len}; {REWRITE}"
             ));
         };
         let codec = match chunk.compression() {
@@ -88,7 +90,11 @@ impl Chunk {
             Compression::LZ4 => Codec::Lz4,
             Compression::LZ4_RAW => Codec::Lz4Raw,
             Compression::ZSTD(_) => Codec::Zstd,
-            other => return Err(format!("is compressed with {other}, which is not supported")),
+            other => {
+                return Err(format!(
+                    "is compressed with {other}, which is not supported; write the file with another codec, such as zstd"
+                ));
+            }
         };
         let tokens = proven_tokens(chunk, column, documents, levels)?;
         Ok(Chunk { bytes: begin..end, data, documents, levels, tokens, codec })
@@ -136,7 +142,9 @@ fn proven_tokens(
     levels: u64,
 ) -> Result<Option<u64>, String> {
     if levels < documents {
-        return Err(format!("says that it has {documents} rows but only {levels} values"));
+        return Err(format!(
+            "says that it has {documents} rows but only {levels} values; {REWRITE}"
+        ));
     }
     let Some(histogram) = chunk.definition_level_histogram() else {
         return Ok(None);
@@ -148,7 +156,22 @@ fn proven_tokens(
     }
     // Null items are for the scan to find, which can name the row.
     let nulls = &counts[column.item as usize..column.defined as usize];
-    Ok(nulls.iter().all(|&n| n == 0).then(|| counts[column.defined as usize] as u64))
+    if nulls.iter().any(|&n| n != 0) {
+        return Ok(None);
+    }
+    let tokens = counts[column.defined as usize] as u64;
+    too_many_levels(levels, tokens, documents).map_or(Ok(Some(tokens)), Err)
+}
+
+/// What is said of more levels than documents and tokens can have: each level is a token, or a document
+/// without any. Else levels, which are decoded to be looked at, could take any memory.
+pub(crate) fn too_many_levels(levels: u64, tokens: u64, documents: u64) -> Option<String> {
+    (levels.saturating_sub(tokens) > documents).then(|| {
+        format!(
+            "says that it has {levels} values, and {documents} rows with {tokens} tokens have no more than {}; it is damaged, write it again",
+            tokens.saturating_add(documents)
+        )
+    })
 }
 
 /// A description of the column that is enough to decode it.

@@ -75,7 +75,11 @@ pub(crate) fn find(schema: &SchemaDescriptor, name: &str) -> Result<Column, Stri
             break;
         }
     }
-    let refuse = |what: &str| Err(format!("column {name:?} is {what}, not a list of integers"));
+    let refuse = |what: &str| {
+        Err(format!(
+            "column {name:?} is {what}, not a list of integers; name another one with --column"
+        ))
+    };
     let Some(top) = node.filter(|_| rest.is_empty()) else {
         return refuse("not that deep");
     };
@@ -109,7 +113,9 @@ pub(crate) fn find(schema: &SchemaDescriptor, name: &str) -> Result<Column, Stri
         }
     }
     let ints = ints(&at).map_err(|what| {
-        format!("column {name:?} is a list of {what}; tokens are integers of 8 to 64 bits")
+        format!(
+            "column {name:?} is a list of {what}; tokens are integers of 8 to 64 bits: cast it, or name another column with --column"
+        )
     })?;
     Ok(Column { leaf, ints, defined: level, item })
 }

@@ -1,5 +1,6 @@
 //! From the bytes of a column chunk to tokens and the lengths of documents.
 
+use std::cmp::Ordering;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -9,9 +10,11 @@ use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_col
 use parquet::data_type::{DataType, Int32Type, Int64Type};
 use parquet::errors::ParquetError;
 
+use crate::bounded::Bounded;
 use crate::chunk::{Chunk, descriptor};
 use crate::column::{Column, Ints};
 use crate::packed;
+use crate::place::REWRITE;
 
 /// Levels that are decoded at a time: they stay in the processor's cache.
 const LEVELS: u64 = 16 << 10;
@@ -32,12 +35,19 @@ impl From<ParquetError> for Failure {
             ParquetError::General(why) | ParquetError::EOF(why) => why,
             other => other.to_string(),
         };
-        Failure { row: None, why: format!("the token column is damaged: {why}") }
+        damaged(None, &why)
     }
 }
 
-fn failure(row: Option<u64>, why: impl Into<String>) -> Failure {
+pub(crate) const NULL_ITEM: &str =
+    "has a null item; tokens cannot be null: drop the item or the row, then mount again";
+
+pub(crate) fn failure(row: Option<u64>, why: impl Into<String>) -> Failure {
     Failure { row, why: why.into() }
+}
+
+pub(crate) fn damaged(row: Option<u64>, why: &str) -> Failure {
+    failure(row, format!("the token column is damaged: {why}; {REWRITE}"))
 }
 
 /// Decodes the chunk whose bytes these are.
@@ -63,19 +73,23 @@ fn by_library(
     // A footer can say anything; what it says is believed up to some size.
     let believed = |count: u64, most: u64| usize::try_from(count.min(most)).unwrap_or(0);
     let mut group = TokenGroup {
-        tokens: spare.tokens(believed(chunk.levels, 1 << 28)),
+        tokens: spare.tokens(believed(chunk.tokens.unwrap_or(0), 1 << 28)),
         lengths: Vec::with_capacity(believed(chunk.documents, 1 << 24)),
     };
     let tokens = go_through(chunk, column, bytes, &mut group, true)?;
     if let Some(known) = chunk.tokens.filter(|&known| known != tokens) {
-        let why = format!("the token column has {tokens} tokens, but its footer says {known}");
-        return Err(failure(None, why));
+        let why = format!("it has {tokens} tokens, but its footer says {known}");
+        return Err(damaged(None, &why));
     }
     Ok(group)
 }
 
 /// Counts the tokens of the chunk whose bytes these are.
-pub(crate) fn count(chunk: &Chunk, column: &Column, bytes: Bytes) -> Result<u64, Failure> {
+pub(crate) fn count_by_library(
+    chunk: &Chunk,
+    column: &Column,
+    bytes: Bytes,
+) -> Result<u64, Failure> {
     go_through(chunk, column, bytes, &mut TokenGroup::default(), false)
 }
 
@@ -91,37 +105,42 @@ fn go_through(
         Ints::Int32 | Ints::UInt32 | Ints::Null => narrow(chunk, column, bytes, group, keep),
         Ints::Int64 | Ints::UInt64 => wide(chunk, column, bytes, group, keep),
     }));
-    let tokens = decoded.unwrap_or_else(|_| {
-        Err(failure(None, "the token column is damaged: its decoder gave up"))
-    })?;
-    if group.lengths.len() as u64 != chunk.documents {
-        let why = format!(
-            "the token column has {} rows, but the row group has {}",
-            group.lengths.len(),
-            chunk.documents
-        );
-        return Err(failure(None, why));
-    }
+    let tokens = decoded.unwrap_or_else(|_| Err(damaged(None, "its decoder gave up")))?;
+    check_documents(group.lengths.len() as u64, chunk)?;
     Ok(tokens)
+}
+
+pub(crate) fn check_documents(count: u64, chunk: &Chunk) -> Result<(), Failure> {
+    let why = match count.cmp(&chunk.documents) {
+        Ordering::Equal => return Ok(()),
+        Ordering::Greater => {
+            format!("it has more rows than the row group, which has {}", chunk.documents)
+        }
+        Ordering::Less => {
+            format!("it has {count} rows, but the row group has {}", chunk.documents)
+        }
+    };
+    Err(damaged(None, &why))
 }
 
 /// Reads some whole rows at a time.
 struct Rows<'a, T: DataType> {
     reader: ColumnReaderImpl<T>,
     column: &'a Column,
+    chunk: &'a Chunk,
     at_a_time: usize,
     defs: Vec<i16>,
     reps: Vec<i16>,
 }
 
 impl<'a, T: DataType> Rows<'a, T> {
-    fn new(chunk: &Chunk, column: &'a Column, bytes: Bytes) -> Result<Rows<'a, T>, Failure> {
+    fn new(chunk: &'a Chunk, column: &'a Column, bytes: Bytes) -> Result<Rows<'a, T>, Failure> {
         let descr = descriptor(column)?;
-        let pages = chunk.pages(bytes, &descr)?;
+        let pages = Bounded::new(chunk.pages(bytes, &descr)?, chunk);
         let reader = get_typed_column_reader(get_column_reader(descr, Box::new(pages)));
         let mean = (chunk.levels / chunk.documents.max(1)).max(1);
         let at_a_time = usize::try_from((LEVELS / mean).max(1)).unwrap_or(1);
-        Ok(Rows { reader, column, at_a_time, defs: Vec::new(), reps: Vec::new() })
+        Ok(Rows { reader, column, chunk, at_a_time, defs: Vec::new(), reps: Vec::new() })
     }
 
     /// Adds the values and lengths of the next rows; says whether there were any.
@@ -135,6 +154,9 @@ impl<'a, T: DataType> Rows<'a, T> {
             return Ok(false);
         }
         add_lengths(&self.defs, &self.reps, count, self.column, lengths)?;
+        if lengths.len() as u64 > self.chunk.documents {
+            check_documents(lengths.len() as u64, self.chunk)?;
+        }
         Ok(true)
     }
 }
@@ -191,8 +213,10 @@ fn wide(
                 Ints::UInt64 => (*value as u64).to_string(),
                 _ => value.to_string(),
             };
-            let why = format!("holds {shown}, which does not fit into an int32");
-            return Err(failure(Some(row), why));
+            let why = format!(
+                "holds {shown}, which does not fit into an int32; drop the row or map its ids, or name another --column"
+            );
+            return Err(Failure { row: Some(row), why });
         }
         if keep {
             group.tokens.extend_from_slice(&narrow);
@@ -209,8 +233,7 @@ fn add_lengths(
     out: &mut Vec<u32>,
 ) -> Result<(), Failure> {
     if reps.first().is_some_and(|&rep| rep != 0) {
-        let why = "the token column is damaged: a row does not begin where it should";
-        return Err(failure(Some(out.len() as u64), why));
+        return Err(damaged(Some(out.len() as u64), "a row does not begin where it should"));
     }
     let first = out.len();
     if values == reps.len() {
@@ -241,7 +264,7 @@ fn add_lengths(
         if def == column.defined {
             out[row] += 1;
         } else if def >= column.item {
-            return Err(failure(Some(row as u64), "has a null item; tokens cannot be null"));
+            return Err(failure(Some(row as u64), NULL_ITEM));
         }
     }
     Ok(())

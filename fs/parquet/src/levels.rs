@@ -3,7 +3,62 @@
 
 use crate::column::Column;
 
+/// The documents that levels tell of.
+#[derive(Debug, Default)]
+pub(crate) struct Documents {
+    /// How many there are.
+    pub(crate) count: u64,
+    most: u64,
+    /// Tokens of each, unless they are only counted.
+    pub(crate) lengths: Option<Vec<u32>>,
+}
+
+/// Why levels tell of no documents.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    /// There are too few, or they contradict each other.
+    Disorder,
+    /// There are more documents than there may be.
+    Documents,
+    /// This document has an item that is null.
+    Null(u64),
+}
+
+impl Documents {
+    /// Up to `most`, whose lengths are kept in `lengths`, if anywhere.
+    pub(crate) fn new(most: u64, lengths: Option<Vec<u32>>) -> Documents {
+        Documents { count: 0, most, lengths }
+    }
+
+    /// Some that begin, with so many tokens each.
+    fn begin(&mut self, count: usize, tokens: u32) -> Result<(), Wrong> {
+        self.count += count as u64;
+        if self.count > self.most {
+            return Err(Wrong::Documents);
+        }
+        if let Some(lengths) = &mut self.lengths {
+            match count {
+                1 => lengths.push(tokens),
+                _ => lengths.resize(lengths.len() + count, tokens),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tokens of the last one.
+    fn extend(&mut self, tokens: usize) -> Result<(), Wrong> {
+        if self.count == 0 {
+            return Err(Wrong::Disorder);
+        }
+        if let Some(last) = self.lengths.as_mut().and_then(|lengths| lengths.last_mut()) {
+            *last += tokens as u32;
+        }
+        Ok(())
+    }
+}
+
 /// Levels of a page that are encoded as runs.
+#[derive(Clone)]
 struct Runs<'a> {
     bytes: &'a [u8],
     width: u32,
@@ -15,6 +70,13 @@ enum Run<'a> {
     Same(u16, usize),
     /// That many levels of some bits each, the lowest bits first.
     Packed(&'a [u8], usize),
+}
+
+impl Run<'_> {
+    fn len(&self) -> usize {
+        let (Run::Same(_, count) | Run::Packed(_, count)) = self;
+        *count
+    }
 }
 
 impl<'a> Runs<'a> {
@@ -61,20 +123,6 @@ impl<'a> Runs<'a> {
         None
     }
 
-    /// All levels, or `None` if there are fewer.
-    fn expand(mut self) -> Option<Vec<u16>> {
-        let mut all = Vec::with_capacity(self.left);
-        while let Some(run) = self.next() {
-            match run {
-                Run::Same(level, count) => all.resize(all.len() + count, level),
-                Run::Packed(bytes, count) => {
-                    all.extend((0..count).map(|at| packed(bytes, self.width, at)));
-                }
-            }
-        }
-        (self.left == 0).then_some(all)
-    }
-
     /// Whether all levels are there, and are this one.
     fn all(mut self, level: i16) -> bool {
         while let Some(run) = self.next() {
@@ -108,57 +156,109 @@ pub(crate) fn begins_document(reps: &[u8], count: usize) -> bool {
     }
 }
 
-/// Adds the documents that begin in a page of `count` levels to `lengths`, and what the page has of the one
-/// before to that; says how many tokens the page has. `None` if it is not all in order.
+/// A place in runs.
+struct Cursor<'a> {
+    runs: Runs<'a>,
+    run: Run<'a>,
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(runs: Runs<'a>) -> Cursor<'a> {
+        Cursor { runs, run: Run::Same(0, 0), at: 0 }
+    }
+
+    /// Levels that are left of a run; there is one unless all are through.
+    fn left(&mut self) -> Option<usize> {
+        if self.at == self.run.len() {
+            (self.run, self.at) = (self.runs.next()?, 0);
+        }
+        Some(self.run.len() - self.at)
+    }
+
+    /// How many of the next `count` levels, which are of this run, are the same for sure.
+    fn same(&self, count: usize) -> usize {
+        if matches!(self.run, Run::Same(..)) { count } else { 1 }
+    }
+
+    fn pass(&mut self, count: usize) -> u16 {
+        let level = match self.run {
+            Run::Same(level, _) => level,
+            Run::Packed(bytes, _) => packed(bytes, self.runs.width, self.at),
+        };
+        self.at += count;
+        level
+    }
+}
+
+/// Adds the documents that begin in a page of `count` levels to `documents`, and what the page has of the one
+/// before to that; says how many tokens the page has.
 pub(crate) fn add_lengths(
     reps: &[u8],
     defs: &[u8],
     count: usize,
     column: &Column,
-    lengths: &mut Vec<u32>,
-) -> Option<usize> {
+    documents: &mut Documents,
+) -> Result<usize, Wrong> {
     let mut reps = Runs::new(reps, 1, count);
-    if !Runs::new(defs, column.defined, count).all(column.defined) {
-        let defs = Runs::new(defs, column.defined, count).expand()?;
-        let mut tokens = 0;
-        for (rep, def) in reps.expand()?.into_iter().zip(defs) {
-            if rep == 0 {
-                lengths.push(0);
-            }
-            let last = lengths.last_mut()?;
-            if def == column.defined as u16 {
-                *last += 1;
-                tokens += 1;
-            } else if def >= column.item as u16 {
-                return None;
-            }
-        }
-        return Some(tokens);
+    let defs = Runs::new(defs, column.defined, count);
+    if !defs.clone().all(column.defined) {
+        return add_some(reps, defs, column, documents);
     }
     // No document is empty, so that each level is a token.
     while let Some(run) = reps.next() {
         match run {
-            Run::Same(0, count) => lengths.resize(lengths.len() + count, 1),
-            Run::Same(1, count) => *lengths.last_mut()? += count as u32,
-            Run::Same(..) => return None,
+            Run::Same(0, count) => documents.begin(count, 1)?,
+            Run::Same(1, count) => documents.extend(count)?,
+            Run::Same(..) => return Err(Wrong::Disorder),
             Run::Packed(bytes, count) => {
                 let mut left = count;
                 for &byte in bytes {
                     let here = left.min(8);
                     left -= here;
-                    if byte == 0xff {
-                        *lengths.last_mut().filter(|_| here > 0)? += here as u32;
+                    if byte == 0xff && here > 0 {
+                        documents.extend(here)?;
                         continue;
                     }
                     for bit in 0..here {
                         match byte >> bit & 1 {
-                            0 => lengths.push(1),
-                            _ => *lengths.last_mut()? += 1,
+                            0 => documents.begin(1, 1)?,
+                            _ => documents.extend(1)?,
                         }
                     }
                 }
             }
         }
     }
-    (reps.left == 0).then_some(count)
+    if reps.left == 0 { Ok(count) } else { Err(Wrong::Disorder) }
+}
+
+/// As [`add_lengths`], where some levels are no tokens.
+fn add_some(
+    reps: Runs<'_>,
+    defs: Runs<'_>,
+    column: &Column,
+    documents: &mut Documents,
+) -> Result<usize, Wrong> {
+    let (mut left, mut tokens) = (reps.left, 0);
+    let (mut reps, mut defs) = (Cursor::new(reps), Cursor::new(defs));
+    let (defined, item) = (column.defined as u16, column.item as u16);
+    while left > 0 {
+        let here = reps.left().zip(defs.left()).ok_or(Wrong::Disorder)?;
+        let count = here.0.min(here.1);
+        let count = reps.same(count).min(defs.same(count));
+        left -= count;
+        let (rep, def) = (reps.pass(count), defs.pass(count));
+        if def == defined {
+            tokens += count;
+            if rep == 0 { documents.begin(count, 1) } else { documents.extend(count) }?;
+        } else if def >= item {
+            return Err(Wrong::Null((documents.count + u64::from(rep == 0)).saturating_sub(1)));
+        } else if rep == 0 {
+            documents.begin(count, 0)?;
+        } else {
+            return Err(Wrong::Disorder);
+        }
+    }
+    Ok(tokens)
 }

@@ -5,10 +5,14 @@
 //! where these do not prove the count from one scan, and kept on disk. After that a row group is
 //! one ranged read of the token column alone.
 
+mod allowance;
+mod bounded;
 mod cache;
 mod chunk;
 mod column;
+mod count;
 mod decode;
+mod footer;
 mod index;
 mod levels;
 mod local;
@@ -19,6 +23,6 @@ mod source;
 mod stripped;
 mod values;
 
-pub use source::{Options, ParquetTokens, is_parquet};
+pub use source::{FileCounts, Options, ParquetTokens, is_parquet};
 
 pub use batchfs_store::{Error, Result};

@@ -1,7 +1,7 @@
 //! Files on this machine.
 
 use std::fs;
-use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use batchfs_store::{Error, Result};
 use bytes::Bytes;
 
-use crate::place::{CHANGED, File, Place, bad_file, has_suffix, is_data};
+use crate::place::{CHANGED, File, GONE, Place, bad_file, has_suffix, is_data, is_hidden};
 
 /// Folders in folders that are followed; more are a loop of links.
 const DEEPEST: usize = 64;
@@ -81,15 +81,14 @@ impl Local {
         if depth > DEEPEST {
             return Err(bad_file(
                 folder.display().to_string(),
-                "lies too deep; is there a link to a folder above?",
+                "lies too deep; is there a link to a folder above? If so, remove it",
             ));
         }
         let io = |e| Error::io(folder, "cannot list")(e);
         for entry in fs::read_dir(folder).map_err(io)? {
             let path = entry.map_err(io)?.path();
             let Some(name) = path.file_name() else { continue };
-            let bytes = name.as_encoded_bytes();
-            if bytes.starts_with(b".") || bytes.starts_with(b"_") {
+            if is_hidden(name.as_encoded_bytes()) {
                 continue;
             }
             let meta = match fs::metadata(&path) {
@@ -152,7 +151,13 @@ impl Place for Local {
     fn read(&self, file: &File, range: Range<u64>) -> Result<Bytes> {
         let path = self.path(&file.key);
         // Not kept open: there can be more files than a process may have descriptors.
-        let handle = fs::File::open(&path).map_err(Error::io(&path, "cannot open"))?;
+        let handle = fs::File::open(&path).map_err(|e| match e.kind() {
+            ErrorKind::NotFound => {
+                let source = io::Error::new(ErrorKind::NotFound, format!("{e}; {GONE}"));
+                Error::Io { path: path.clone(), action: "cannot open", source }
+            }
+            _ => Error::io(&path, "cannot open")(e),
+        })?;
         let same = || -> Result<()> {
             let meta = handle.metadata().map_err(Error::io(&path, "cannot open"))?;
             let now = describe(file.key.clone(), &meta);

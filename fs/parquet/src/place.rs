@@ -45,11 +45,14 @@ pub(crate) trait Place: Send + Sync {
     fn received(&self) -> u64;
 }
 
-/// Whether a key names a data file: none of its parts is hidden or a helper's, and it says that it
-/// is Parquet.
+/// Whether a key names a data file: none of its parts is hidden, and it says that it is Parquet.
 pub(crate) fn is_data(key: &str) -> bool {
-    let hidden = |part: &str| part.starts_with('_') || part.starts_with('.');
-    !key.split('/').any(hidden) && has_suffix(key)
+    !key.split('/').any(|part| is_hidden(part.as_bytes())) && has_suffix(key)
+}
+
+/// Whether a file or folder of this name does not count: it is hidden, or a helper's.
+pub(crate) fn is_hidden(name: &[u8]) -> bool {
+    name.starts_with(b"_") || name.starts_with(b".")
 }
 
 /// Whether a name ends as those of Parquet files do.
@@ -57,9 +60,16 @@ pub(crate) fn has_suffix(name: &str) -> bool {
     name.rsplit_once('.').is_some_and(|(_, end)| end.eq_ignore_ascii_case("parquet"))
 }
 
+/// What to do about a file whose bytes are not what they were.
+pub(crate) const REWRITE: &str = "write the file again or remove it, then mount again";
+
 pub(crate) fn bad_file(name: String, why: impl Into<String>) -> Error {
     Error::BadStore { path: name.into(), why: why.into() }
 }
+
+/// What is said of a file that is not there any more.
+pub(crate) const GONE: &str =
+    "a dataset must not change while it is used: put the file back, or mount again without it";
 
 /// What is said of a file that is not the one that the index was made from.
 pub(crate) const CHANGED: &str =

@@ -1,6 +1,8 @@
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use batchfs_store::{
@@ -15,12 +17,12 @@ use crate::chunk::Chunk;
 use crate::column::Ints;
 use crate::index::{Indexed, index};
 use crate::local::Local;
-use crate::place::{Place, bad_file, has_suffix};
+use crate::place::{Place, bad_file, has_suffix, is_hidden};
 use crate::remote::Remote;
 use crate::{cache, decode, packed};
 
 /// How a dataset is opened.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// The column of tokens; dots lead into structs.
     pub column: String,
@@ -28,12 +30,25 @@ pub struct Options {
     pub cache: Option<PathBuf>,
     /// Settings of the object store, such as `endpoint` and `region`, before the environment's.
     pub storage: BTreeMap<String, String>,
+    /// Once this is set nobody waits any more: opening ends at the next file or row group.
+    pub stop: Option<Arc<AtomicBool>>,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Values of settings may be secret.
+        let Options { column, cache, storage, stop } = self;
+        let mut all = f.debug_struct("Options");
+        all.field("column", column).field("cache", cache).field("stop", stop);
+        all.field("storage", &storage.keys()).finish()
+    }
 }
 
 impl Default for Options {
     /// The column `tokens`, the index in the user's cache folder.
     fn default() -> Self {
-        Self { column: "tokens".to_owned(), cache: None, storage: BTreeMap::new() }
+        let column = "tokens".to_owned();
+        Self { column, cache: None, storage: BTreeMap::new(), stop: None }
     }
 }
 
@@ -51,6 +66,19 @@ pub struct ParquetTokens {
     spare: Arc<Spare>,
 }
 
+/// How much is in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileCounts<'a> {
+    /// Its name within the dataset.
+    pub name: &'a str,
+    /// Row groups.
+    pub row_groups: u64,
+    /// Tokens of all of them.
+    pub tokens: u64,
+    /// Documents of all of them, empty ones included.
+    pub documents: u64,
+}
+
 /// Whether `source` is Parquet for all that can be seen without opening it: an address, a Parquet
 /// file, or a folder that has one.
 pub fn is_parquet(source: &str) -> bool {
@@ -63,9 +91,7 @@ pub fn is_parquet(source: &str) -> bool {
         let mut folders = Vec::new();
         for entry in entries {
             let (path, name) = (entry.path(), entry.file_name());
-            if name.as_encoded_bytes().starts_with(b".")
-                || name.as_encoded_bytes().starts_with(b"_")
-            {
+            if is_hidden(name.as_encoded_bytes()) {
                 continue;
             }
             if path.is_dir() {
@@ -94,14 +120,15 @@ impl ParquetTokens {
         let place = open_place(source, options)?;
         let files = place.list()?;
         if files.is_empty() {
-            let why = "has no .parquet files in it (names that begin with a dot or _ do not count)";
+            let why = "has no .parquet files in it (names that begin with a dot or _ do not count); name a folder that has some, at any depth";
             return Err(bad_file(place.origin().to_owned(), why));
         }
         let column = &options.column;
         let folder = options.cache.clone().or_else(cache::folder);
         let known = folder.as_deref().map(|f| cache::load(f, place.origin(), column));
         let known = known.unwrap_or_default();
-        let files = index(&*place, files, column, known.clone())?;
+        let stop = options.stop.clone().unwrap_or_default();
+        let files = index(&*place, files, column, known.clone(), &stop)?;
         if let Some(folder) = folder.filter(|_| files != known) {
             cache::store(&folder, place.origin(), column, &files);
         }
@@ -128,7 +155,10 @@ impl ParquetTokens {
             }
         }
         if counts.iter().all(|count| count.tokens == 0) {
-            let why = format!("has no tokens at all in its {} file(s)", files.len());
+            let why = format!(
+                "has no tokens at all in column {column:?} of its {} file(s); name another column with --column, or other files",
+                files.len()
+            );
             return Err(bad_file(place.origin().to_owned(), why));
         }
         let unsigned = |indexed: &Indexed| indexed.column.ints == Ints::UInt32;
@@ -161,13 +191,16 @@ impl ParquetTokens {
         })
     }
 
-    /// Files of the dataset, by name, with their row groups, tokens and documents.
-    pub fn files(&self) -> impl Iterator<Item = (&str, u64, u64, u64)> {
+    /// Files of the dataset, in its order.
+    pub fn files(&self) -> impl Iterator<Item = FileCounts<'_>> {
         self.files.iter().map(|indexed| {
             let sum = |of: fn(&Chunk) -> u64| indexed.chunks.iter().map(of).sum();
-            let tokens = sum(|chunk| chunk.tokens.unwrap_or(0));
-            let documents = sum(|chunk| chunk.documents);
-            (indexed.file.key.as_str(), indexed.chunks.len() as u64, tokens, documents)
+            FileCounts {
+                name: inner_name(&*self.place, indexed),
+                row_groups: indexed.chunks.len() as u64,
+                tokens: sum(|chunk| chunk.tokens.unwrap_or(0)),
+                documents: sum(|chunk| chunk.documents),
+            }
         })
     }
 }
@@ -187,7 +220,10 @@ fn open_place(source: &str, options: &Options) -> Result<Box<dyn Place>> {
     }
     if source.starts_with("file://") {
         let path = Url::parse(source).ok().and_then(|url| url.to_file_path().ok());
-        let no = || bad_file(source.to_owned(), "is no path on this machine");
+        let no = || {
+            let why = "is no path on this machine; write file:///absolute/path, or the plain path";
+            bad_file(source.to_owned(), why)
+        };
         return Ok(Box::new(Local::new(&path.ok_or_else(no)?)?));
     }
     Ok(Box::new(Remote::new(source, &options.storage)?))
@@ -210,7 +246,7 @@ impl TokenSource for ParquetTokens {
         let (file, group) = self.groups[group];
         let indexed = &self.files[file as usize];
         GroupPlace {
-            file: indexed.file.key.clone(),
+            file: inner_name(&*self.place, indexed).to_owned(),
             group: group.into(),
             bytes: indexed.chunks[group as usize].bytes.clone(),
         }

@@ -10,13 +10,13 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use crate::chunk::{Chunk, Piece, descriptor};
 use crate::column::Column;
-use crate::levels::{add_lengths, begins_document};
+use crate::levels::{Documents, add_lengths, begins_document};
 use crate::values::values_page;
 
 /// What the levels of the pages said so far.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    lengths: Vec<u32>,
+    documents: Documents,
     levels: u64,
     tokens: usize,
 }
@@ -30,9 +30,9 @@ impl Seen {
     pub(crate) fn all(seen: &Mutex<Seen>, chunk: &Chunk) -> Option<(Vec<u32>, usize)> {
         let seen = std::mem::take(&mut *Seen::lock(seen));
         let same = seen.levels == chunk.levels
-            && seen.lengths.len() as u64 == chunk.documents
+            && seen.documents.count == chunk.documents
             && chunk.tokens == Some(seen.tokens as u64);
-        same.then_some((seen.lengths, seen.tokens))
+        seen.documents.lengths.filter(|_| same).map(|lengths| (lengths, seen.tokens))
     }
 }
 
@@ -41,7 +41,6 @@ impl Seen {
 pub(crate) struct Stripped {
     pages: SerializedPageReader<Piece>,
     column: Column,
-    most_documents: u64,
     most_levels: u64,
     seen: Arc<Mutex<Seen>>,
 }
@@ -55,11 +54,11 @@ impl Stripped {
     ) -> Option<Stripped> {
         let descr = descriptor(column).ok()?;
         let believed = usize::try_from(chunk.documents.min(1 << 24)).ok()?;
-        Seen::lock(seen).lengths.reserve_exact(believed);
+        let lengths = Some(Vec::with_capacity(believed));
+        Seen::lock(seen).documents = Documents::new(chunk.documents, lengths);
         Some(Stripped {
             pages: chunk.pages(bytes, &descr).ok()?,
             column: column.clone(),
-            most_documents: chunk.documents,
             most_levels: chunk.levels,
             seen: seen.clone(),
         })
@@ -77,10 +76,9 @@ impl Stripped {
         if parts.nulls.is_some() && !begins_document(&parts.reps, count) {
             return None;
         }
-        let here = add_lengths(&parts.reps, &parts.defs, count, &self.column, &mut seen.lengths)?;
-        if seen.lengths.len() as u64 > self.most_documents
-            || parts.nulls.is_some_and(|nulls| nulls + here != count)
-        {
+        let documents = &mut seen.documents;
+        let here = add_lengths(&parts.reps, &parts.defs, count, &self.column, documents).ok()?;
+        if parts.nulls.is_some_and(|nulls| nulls + here != count) {
             return None;
         }
         seen.tokens += here;
@@ -126,16 +124,17 @@ impl PageReader for Stripped {
 }
 
 /// What a data page is made of.
-struct Parts {
-    reps: Bytes,
-    defs: Bytes,
+pub(crate) struct Parts {
+    pub(crate) reps: Bytes,
+    pub(crate) defs: Bytes,
     values: Bytes,
     /// Levels without a value, if the page says so. Then it begins with a document, too.
-    nulls: Option<usize>,
+    pub(crate) nulls: Option<usize>,
 }
 
 impl Parts {
-    fn of(page: &Page) -> Option<Parts> {
+    /// Of a page whose levels are runs; `None` for others.
+    pub(crate) fn of(page: &Page) -> Option<Parts> {
         let split = |bytes: &Bytes, at: usize| {
             (at <= bytes.len()).then(|| (bytes.slice(..at), bytes.slice(at..)))
         };

@@ -1,6 +1,9 @@
 use std::io;
 use std::path::PathBuf;
 
+/// What is said of a panic: it is nobody's fault but ours.
+pub const ITSELF_FAILED: &str = "batchfs itself failed; please report this";
+
 /// What can go wrong with stores and streams. Every variant names the path it is about.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -101,6 +104,40 @@ impl Error {
     pub fn io(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
         move |source| Error::Io { path, action, source }
+    }
+
+    /// The same error for another one who waits for the same thing.
+    pub fn again(&self) -> Error {
+        match self {
+            Error::Io { path, action, source } => Error::Io {
+                path: path.clone(),
+                action,
+                source: io::Error::new(source.kind(), source.to_string()),
+            },
+            Error::Damaged { path, shard, record, why } => Error::Damaged {
+                path: path.clone(),
+                shard: *shard,
+                record: *record,
+                why: why.clone(),
+            },
+            Error::RowGroup { file, group, row, why } => {
+                Error::RowGroup { file: file.clone(), group: *group, row: *row, why: why.clone() }
+            }
+            Error::DamagedFile { path, record, why } => {
+                Error::DamagedFile { path: path.clone(), record: *record, why: why.clone() }
+            }
+            Error::BadStore { path, why } => {
+                Error::BadStore { path: path.clone(), why: why.clone() }
+            }
+            Error::UnknownVersion { path, found, known } => {
+                Error::UnknownVersion { path: path.clone(), found: *found, known }
+            }
+            Error::NoSuchRecord { path, record, len } => {
+                Error::NoSuchRecord { path: path.clone(), record: *record, len: *len }
+            }
+            Error::Exists { path } => Error::Exists { path: path.clone() },
+            Error::Invalid { path, why } => Error::Invalid { path: path.clone(), why: why.clone() },
+        }
     }
 }
 

@@ -63,7 +63,7 @@ pub use codec::{Codec, UnknownCodec};
 pub use dataset::{DatasetWriter, check_lengths, check_stream_name};
 pub use dictionary::{Trained, train_dict};
 pub use dtype::{DType, UnknownDType};
-pub use error::{Error, Result};
+pub use error::{Error, ITSELF_FAILED, Result};
 pub use guarded::GuardedFile;
 pub use publish::{TempFolder, is_unfinished, leftovers, remove_leftovers};
 pub use records::{Locate, Place, Records};

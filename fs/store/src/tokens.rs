@@ -60,7 +60,7 @@ pub enum GroupRead {
 /// Where the bytes of a row group are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupPlace {
-    /// The file, relative to the dataset.
+    /// The file's name within the dataset; in a mixture behind the source's and a slash.
     pub file: String,
     /// The row group's number in the file.
     pub group: u64,
@@ -98,8 +98,9 @@ pub trait TokenSource: Send + Sync {
     /// Reads and decodes a row group, on this thread.
     ///
     /// # Errors
-    /// [`Error::RowGroup`](crate::Error::RowGroup) for what is damaged or has changed,
-    /// [`Error::Io`](crate::Error::Io) for what cannot be read.
+    /// [`Error::RowGroup`](crate::Error::RowGroup) for what is damaged,
+    /// [`Error::BadStore`](crate::Error::BadStore) with the file, and no row group, if that is another one than
+    /// it was when the source was opened, [`Error::Io`](crate::Error::Io) for what cannot be read.
     fn read(&self, group: usize) -> Result<TokenGroup>;
 
     /// Reads a row group of which somebody waits for little. What comes packed was not looked at in full:

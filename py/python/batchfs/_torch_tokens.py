@@ -18,7 +18,7 @@ class TokenStep(NamedTuple):
     """A step of this rank: its rows, and where their tokens come from."""
 
     tokens: torch.Tensor
-    """``(lanes / world, seq_len)``, int32."""
+    """``(lanes / world, seq_len)``, int32, or uint32 with ``out="uint32"``."""
     cu_seqlens: torch.Tensor
     """Where each piece of a document begins in the rows joined, and the end: int32."""
     document_ids: torch.Tensor

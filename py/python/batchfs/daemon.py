@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import subprocess
 import tempfile
@@ -14,23 +15,18 @@ from typing import Any
 from .__main__ import program
 from ._numbers import MOST_THREADS, integer
 from .mounted import Dataset
-from .tokens import _places, _weight
+from .tokens import _places, _storage, _weight
 
 __all__ = ["mount"]
 
-# Others can see a command line, but not the environment.
-_HIDDEN = ("access_key_id", "secret_access_key", "session_token")
 
-
-def _run(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
+def _run(*args: str, input: str = "") -> subprocess.CompletedProcess[str]:
     # Found there, too, if only this process's sys.path has it.
     home = str(Path(__file__).resolve().parent.parent)
     paths = [home, os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     # What the daemon says later goes to its log; a pipe would be kept open by it.
-    return subprocess.run(
-        [*program(), *args], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    return subprocess.run([*program(), *args], env=env, input=input, capture_output=True, text=True)
 
 
 class mount:
@@ -94,13 +90,9 @@ class mount:
             for part in (f"--{key}", _text(key, value))
         ]
         self._options += ["--cached"] * cached + ["--allow-other"] * allow_other
-        self._environment: dict[str, str] = {}
-        for name, value in dict(storage_options or {}).items():
-            plain = name.lower().removeprefix("aws_")
-            if plain in _HIDDEN:
-                self._environment[f"AWS_{plain.upper()}"] = value
-            else:
-                self._options += ["--storage-option", f"{name}={value}"]
+        # Others can see a command line: these go another way.
+        self._storage = _storage(storage_options)
+        self._options += ["--storage-stdin"] * bool(self._storage)
         places = _places(src, mix)
         if mix is not None:
             weights = ",".join(f"{name}={_weight(mix[name])}" for name in mix)
@@ -121,7 +113,8 @@ class mount:
         folder = os.fspath(self._dir) if self._dir is not None else self._make_folder()
         before = os.path.ismount(folder)
         try:
-            done = _run("mount", *self._options, "--", self._src, folder, **self._environment)
+            given = json.dumps(list(self._storage.items())) if self._storage else ""
+            done = _run("mount", *self._options, "--", self._src, folder, input=given)
         except BaseException:
             # It may have been mounted when Ctrl-C came.
             self._mounted = folder if os.path.ismount(folder) and not before else None

@@ -83,12 +83,6 @@ class TokenLoader:
         if out not in ("int32", "uint32"):
             raise ValueError(f"out={out!r}: tokens are given out as 'int32' or 'uint32'")
         ahead = integer(prefetch, "prefetch")
-        options = {}
-        for key, value in dict(storage_options or {}).items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                # Without the value, which may be secret.
-                raise TypeError(f"storage_options map names to text; {key!r} does not")
-            options[key] = value
         self._source = TokenSource(
             _places(uri, mix),
             ",".join(f"{key}={value}" for key, value in {**numbers, "out": out}.items()),
@@ -96,7 +90,7 @@ class TokenLoader:
             column=column,
             budget=None if budget is None else integer(budget, "budget"),
             threads=integer(threads, "threads", most=MOST_THREADS),
-            storage_options=options,
+            storage_options=_storage(storage_options),
         )
         self.rank, self.world = numbers["rank"], numbers["world"]
         self._step: int | None = 0
@@ -157,21 +151,32 @@ class TokenLoader:
     def next(self) -> TokenBatch:
         """The next step, of whatever epoch."""
         with self._turn():
-            if self._closed:
-                raise RuntimeError("this TokenLoader is closed")
-            step = self.step
-            if self._failed:
-                # Not before: what was made ahead meanwhile has failed, too.
-                self.seek(step)
-            try:
-                batch = self._pipeline.next()
-            except Exception:
-                self._failed = True
-                raise
-            if batch is None:
-                raise RuntimeError("this TokenLoader is closed")
-            self._step = step + 1 if step + 1 < 2**64 else None
-            return batch
+            return self._given(self.step)
+
+    def _given(self, step: int) -> TokenBatch:
+        """Gives ``step``, which is the next one; in turn."""
+        if self._closed:
+            raise RuntimeError("this TokenLoader is closed")
+        if self._failed:
+            # Not before: what was made ahead meanwhile has failed, too.
+            self.seek(step)
+        batch = self._made()
+        if batch.step != step:
+            # A Ctrl-C came when one was made, and before it was given.
+            self.seek(step)
+            batch = self._made()
+        self._step = step + 1 if step + 1 < 2**64 else None
+        return batch
+
+    def _made(self) -> TokenBatch:
+        try:
+            batch = self._pipeline.next()
+        except Exception:
+            self._failed = True
+            raise
+        if batch is None:
+            raise RuntimeError("this TokenLoader is closed")
+        return batch
 
     def _turn(self) -> contextlib.AbstractContextManager[Any]:
         """One thread at a time, so that the position is that of what was given.
@@ -182,8 +187,15 @@ class TokenLoader:
 
     def __iter__(self) -> Iterator[TokenBatch]:
         epoch = self.epoch
-        while self._step is not None and self.epoch == epoch:
-            yield self.next()
+        while (batch := self._next_of(epoch)) is not None:
+            yield batch
+
+    def _next_of(self, epoch: int) -> TokenBatch | None:
+        """The next step if it is of this epoch, which another thread may have ended."""
+        with self._turn():
+            if self._step is None or self._source.epoch_of(self._step) != epoch:
+                return None
+            return self._given(self._step)
 
     def seek(self, step: int) -> None:
         """Makes ``step`` (0 to 2^64 - 1) the next one. Nothing before it is read for that."""
@@ -246,6 +258,15 @@ def _places(uri: Any, mix: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if isinstance(uri, Mapping):
         return [(name, os.fspath(place)) for name, place in uri.items()]
     return [("", os.fspath(uri))]
+
+
+def _storage(options: Mapping[str, str] | None) -> dict[str, str]:
+    checked = dict(options or {})
+    for key, value in checked.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            # Without the value, which may be secret.
+            raise TypeError(f"storage_options map names to text; {key!r} does not")
+    return checked
 
 
 def _weight(weight: Any) -> str:

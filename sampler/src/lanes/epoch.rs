@@ -97,7 +97,12 @@ impl Epoch {
 
     /// The places in a window of this epoch whose row groups this rank has tokens of.
     pub fn needed(&self, window: &Window) -> Range<usize> {
-        let own = self.spec.own_lanes();
+        self.needed_by(self.spec.rank, window)
+    }
+
+    /// As [`needed`](Self::needed), for any rank: the order of an epoch is the same for all.
+    pub fn needed_by(&self, rank: u64, window: &Window) -> Range<usize> {
+        let own = LaneSpec { rank, ..self.spec }.own_lanes();
         let begin = window.stretch(own.start).begin;
         let last = window.stretch(own.end - 1);
         let end = last.begin + last.len;

@@ -10,7 +10,6 @@ use crate::permutation::Permutation;
 pub struct WindowPieces {
     window: Window,
     seq_len: u64,
-    first_lane: u64,
     /// Documents that have tokens: number of the document in the window, and the tokens before it.
     documents: Vec<(u64, u64)>,
     /// The documents of each row group: how many there are up to its end, and tokens likewise.
@@ -63,9 +62,12 @@ impl WindowPieces {
         lengths: impl Fn(usize) -> &'a [u32],
     ) -> Self {
         let needed = epoch.needed(&window);
-        let (mut documents, mut groups) = (Vec::new(), Vec::new());
+        let all_groups = epoch.groups(&window);
+        // Memory is taken once, and what is left over is given back: it is kept for some time.
+        let mut documents = Vec::with_capacity(needed.clone().map(|p| lengths(p).len()).sum());
+        let mut groups = Vec::with_capacity(all_groups.len());
         let (mut count, mut tokens) = (0u64, 0u64);
-        for (place, &group) in epoch.groups(&window).iter().enumerate() {
+        for (place, &group) in all_groups.iter().enumerate() {
             let end = tokens + lanes.tokens[group as usize];
             if needed.contains(&place) {
                 for &len in lengths(place) {
@@ -80,21 +82,24 @@ impl WindowPieces {
             tokens = end;
             groups.push((count, tokens));
         }
+        documents.shrink_to_fit();
         let seed = window.seed(lanes.spec.seed);
         let own = lanes.spec.own_lanes();
+        let count = (own.end - own.start) as usize;
         let mut all = Self {
             window,
             seq_len: lanes.spec.seq_len,
-            first_lane: own.start,
+            // One for each document, and where a lane ends in one, another one.
+            pieces: Vec::with_capacity(documents.len() + count),
+            lanes: Vec::with_capacity(count),
             documents,
             groups,
-            pieces: Vec::new(),
-            lanes: Vec::with_capacity((own.end - own.start) as usize),
         };
         let mut order = Vec::new();
         for lane in own {
             all.cut(lane, seed, &mut order);
         }
+        all.pieces.shrink_to_fit();
         all
     }
 
@@ -131,12 +136,12 @@ impl WindowPieces {
         &self.window
     }
 
-    /// Bytes that it takes in memory, about.
+    /// Bytes that it takes in memory.
     pub fn bytes(&self) -> u64 {
-        (size_of_val(self.documents.as_slice())
-            + size_of_val(self.pieces.as_slice())
-            + size_of_val(self.groups.as_slice())
-            + size_of_val(self.lanes.as_slice())) as u64
+        fn of<T>(all: &Vec<T>) -> usize {
+            all.capacity() * size_of::<T>()
+        }
+        (of(&self.documents) + of(&self.pieces) + of(&self.groups) + of(&self.lanes)) as u64
     }
 
     /// What `step`'s row of a lane has of this window, in the order of the row. Lanes are those of
@@ -158,11 +163,6 @@ impl WindowPieces {
             begin = piece.end;
             (start < end).then(|| self.segment(piece, skipped, end - start))
         })
-    }
-
-    /// The first lane of the rank.
-    pub fn first_lane(&self) -> u64 {
-        self.first_lane
     }
 
     fn segment(&self, piece: &Piece, skipped: u64, len: u64) -> Segment {

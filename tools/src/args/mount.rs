@@ -93,6 +93,9 @@ pub struct Mount {
     /// Say on standard output when the mount answers, and let go of the terminal then
     #[arg(long, hide = true)]
     pub daemon: bool,
+    /// Take options of object storage from standard input, too: a JSON list of names and values
+    #[arg(long, hide = true)]
+    pub storage_stdin: bool,
 }
 
 /// When checksums are compared.

@@ -1,5 +1,6 @@
 //! Tokens in Parquet.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use batchfs_sampler::Spec;
@@ -38,7 +39,7 @@ pub(super) fn any_spec(text: &str) -> Result<AnySpec, String> {
 }
 
 /// Of Parquet sources: which column, and where from.
-#[derive(Debug, ClapArgs)]
+#[derive(ClapArgs)]
 pub struct TokenSources {
     /// The column of tokens in Parquet files; dots lead into structs
     #[arg(long, default_value = "tokens", value_name = "NAME")]
@@ -51,6 +52,16 @@ pub struct TokenSources {
     /// each is: web=s3://bucket/web,code=/data/code
     #[arg(long, value_name = "NAME=WEIGHT,…", value_delimiter = ',')]
     pub mix: Vec<String>,
+}
+
+impl fmt::Debug for TokenSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Values of options may be secret.
+        let keys: Vec<&str> = self.storage_option.iter().map(|(key, _)| key.as_str()).collect();
+        let mut all = f.debug_struct("TokenSources");
+        all.field("column", &self.column).field("mix", &self.mix);
+        all.field("storage_option", &keys).finish()
+    }
 }
 
 /// Of Parquet sources that are read: how much memory, too.

@@ -1,7 +1,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use batchfs_parquet::ParquetTokens;
+use batchfs_parquet::{FileCounts, ParquetTokens};
 use batchfs_sampler::lanes::Lanes;
 use batchfs_store::TokenSource as _;
 use serde_json::{Value, json};
@@ -55,10 +55,10 @@ pub fn run(args: &Index) -> anyhow::Result<ExitCode> {
     }
     for (name, source) in &opened {
         let shown = name.as_ref().map_or(String::new(), |name| format!("{name}: "));
-        for (file, groups, tokens, documents) in source.files() {
+        for FileCounts { name, row_groups, tokens, documents } in source.files() {
             writeln!(
                 out,
-                "{shown}{file}: {groups} row groups, {tokens} tokens, {documents} documents"
+                "{shown}{name}: {row_groups} row groups, {tokens} tokens, {documents} documents"
             )?;
         }
         let (groups, tokens, documents) = counts(source);
@@ -92,8 +92,8 @@ pub fn run(args: &Index) -> anyhow::Result<ExitCode> {
 fn describe(source: &ParquetTokens, column: &str) -> Value {
     let files: Vec<_> = source
         .files()
-        .map(|(file, groups, tokens, documents)| {
-            json!({"file": file, "row_groups": groups, "tokens": tokens, "documents": documents})
+        .map(|FileCounts { name, row_groups, tokens, documents }| {
+            json!({"file": name, "row_groups": row_groups, "tokens": tokens, "documents": documents})
         })
         .collect();
     let (groups, tokens, documents) = counts(source);

@@ -47,7 +47,7 @@ pub fn view(
     resident: bool,
 ) -> anyhow::Result<View> {
     if let Some(mix) = args.sources.mix()? {
-        let (data, spec) = tokens::mixture(source, &mix, args, spec, threads)?;
+        let (data, spec) = tokens::dataset(source, Some(&mix), args, spec, threads)?;
         return View::new(0, "", data, spec).map_err(|e| about(source, e));
     }
     // The daemon changes its folder. Links stay: a stream's name is the one that was given.
@@ -57,7 +57,7 @@ pub fn view(
         if resident {
             anyhow::bail!("{}: --resident is for records, not for tokens", source.display());
         }
-        let (data, spec) = tokens::dataset(&source, args, spec, threads)?;
+        let (data, spec) = tokens::dataset(&source, None, args, spec, threads)?;
         View::new(0, "", data, spec)
     } else {
         let spec = spec.map_or(Ok(Spec::default()), AnySpec::records)?;

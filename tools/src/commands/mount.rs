@@ -1,5 +1,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -15,13 +16,18 @@ use crate::args::{Mount, When};
 use crate::daemon::{self, Start, Tether};
 use crate::signals::Signals;
 use crate::sys::Inherited;
-use crate::{program, say};
+use crate::{hidden, program, say};
 
-pub fn run(args: &Mount) -> anyhow::Result<ExitCode> {
+pub fn run(mut args: Mount) -> anyhow::Result<ExitCode> {
+    let shown = !args.tokens.sources.storage_option.is_empty();
+    if args.storage_stdin {
+        args.tokens.sources.storage_option.extend(hidden::read()?);
+    }
+    let storage = &args.tokens.sources.storage_option;
+    // Behind the name of this command.
+    let again = program::arguments();
     if !args.foreground && !args.daemon {
-        // Behind the name of this command.
-        let again = program::arguments();
-        return Ok(match daemon::start(&again)? {
+        return Ok(match daemon::start(&again, storage)? {
             Start::Answers(line) => {
                 daemon::tell(&line);
                 ExitCode::SUCCESS
@@ -29,6 +35,18 @@ pub fn run(args: &Mount) -> anyhow::Result<ExitCode> {
             Start::Failed(code) => ExitCode::from(code),
         });
     }
+    if shown {
+        // This process lives as long as the mount: it begins anew, with a command line that tells nothing.
+        let mut front = program::again()?;
+        front.args(["mount", hidden::FLAG]).args(hidden::without(&again));
+        let error = front.stdin(hidden::stdin(storage)?).exec();
+        return Err(anyhow::Error::new(error).context("cannot start anew"));
+    }
+    serve(&args)
+}
+
+/// Serves the mount from this process.
+fn serve(args: &Mount) -> anyhow::Result<ExitCode> {
     let inherited = Inherited::find();
     let signals = Signals::watch()?;
     let log = args.log.as_ref().map(|path| {
@@ -118,7 +136,8 @@ fn answers(mounted: &Mounted) -> String {
 
 /// What is logged: `BATCHFS_LOG`, such as `debug` or `batchfs_batch=trace,warn`, says otherwise.
 fn write_log(log: Option<File>) -> anyhow::Result<()> {
-    let default = if log.is_some() { "info" } else { "warn,fuser=off" };
+    let default =
+        if log.is_some() { "info" } else { "warn,fuser=off,rustls_platform_verifier=off" };
     let wanted = std::env::var("BATCHFS_LOG").unwrap_or_else(|_| default.to_owned());
     let filter: Targets = wanted.parse().with_context(|| format!("BATCHFS_LOG={wanted}"))?;
     // A log that cannot be written, on a full disk say, must not be told on standard error, which

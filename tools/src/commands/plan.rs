@@ -1,8 +1,9 @@
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use batchfs_batch::{StepPart, TokenRows, Tokens};
-use batchfs_sampler::lanes::{LaneSpec, Lanes};
+use batchfs_sampler::lanes::LaneSpec;
 use bytesize::ByteSize;
 use serde_json::json;
 
@@ -22,10 +23,13 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
     let parts = rows.parts(args.step);
     let source = tokens.source();
     let place = |part: &StepPart| source.place(part.group);
-    let bytes: u64 = parts.iter().map(place).map(|p| p.bytes.end - p.bytes.start).sum();
+    // One that is in the last window of an epoch and in the first of the next is read once.
+    let groups: BTreeSet<usize> = parts.iter().map(|part| part.group).collect();
+    let size = |group: &usize| source.place(*group).bytes;
+    let bytes: u64 = groups.iter().map(size).map(|bytes| bytes.end - bytes.start).sum();
     let epoch = rows.lanes().epoch_of(args.step);
     let amplification = match mix {
-        None => amplification(&tokens, &rows, epoch)?,
+        None => amplification(&tokens, &rows, epoch),
         // Each rank has rows of all lanes of a source sooner or later.
         Some(_) => spec.world as f64,
     };
@@ -35,9 +39,12 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
             .iter()
             .map(|part| {
                 let at = place(part);
+                let source = tokens.source_of(part.group);
+                // The file's name begins with that of the source, if there are several.
+                let file = source.and_then(|name| at.file.strip_prefix(name)?.strip_prefix('/'));
                 json!({
-                    "source": tokens.source_of(part.group),
-                    "epoch": part.epoch, "window": part.window, "file": at.file,
+                    "source": source, "epoch": part.epoch, "window": part.window,
+                    "file": file.unwrap_or(&at.file),
                     "row_group": at.group, "begin": at.bytes.start, "end": at.bytes.end,
                 })
             })
@@ -61,17 +68,16 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
     writeln!(out, "{spec}: step {} is in epoch {epoch}", args.step)?;
     for part in &parts {
         let at = place(part);
-        let source = tokens.source_of(part.group).map_or(String::new(), |name| format!("{name}: "));
         writeln!(
             out,
-            "  {source}epoch {} window {}: {} row group {}, bytes {} to {}",
+            "  epoch {} window {}: {} row group {}, bytes {} to {}",
             part.epoch, part.window, at.file, at.group, at.bytes.start, at.bytes.end
         )?;
     }
     writeln!(
         out,
         "{} row groups, {} if none is in memory; all ranks together read {amplification:.4} times the data in an epoch",
-        parts.len(),
+        groups.len(),
         ByteSize(bytes)
     )?;
     out.flush()?;
@@ -79,21 +85,19 @@ pub fn run(args: &Plan) -> anyhow::Result<ExitCode> {
 }
 
 /// Of an epoch: what all ranks read together, over what there is.
-fn amplification(tokens: &Tokens, rows: &TokenRows, epoch: u64) -> anyhow::Result<f64> {
-    let lanes = rows.lanes();
+fn amplification(tokens: &Tokens, rows: &TokenRows, epoch: u64) -> f64 {
+    let epoch = rows.lanes().epoch(epoch);
     let (mut once, mut read) = (0u64, 0u64);
-    for rank in 0..lanes.spec().world {
-        let rank = LaneSpec { rank, ..*lanes.spec() };
-        let epoch = Lanes::new(rank, lanes.group_tokens().into())?.epoch(epoch);
-        for window in (0..).map_while(|index| epoch.window(index)) {
-            let groups = epoch.groups(&window);
-            let size = |place: usize| {
-                let bytes = tokens.source().place(groups[place] as usize).bytes;
-                bytes.end - bytes.start
-            };
-            read += epoch.needed(&window).map(size).sum::<u64>();
-            once += if rank.rank == 0 { (0..groups.len()).map(size).sum() } else { 0 };
+    for window in (0..).map_while(|index| epoch.window(index)) {
+        let groups = epoch.groups(&window);
+        let size = |place: usize| {
+            let bytes = tokens.source().place(groups[place] as usize).bytes;
+            bytes.end - bytes.start
+        };
+        once += (0..groups.len()).map(size).sum::<u64>();
+        for rank in 0..rows.lanes().spec().world {
+            read += epoch.needed_by(rank, &window).map(size).sum::<u64>();
         }
     }
-    Ok(read as f64 / once.max(1) as f64)
+    read as f64 / once.max(1) as f64
 }

@@ -1,5 +1,6 @@
 //! Token sources on the command line.
 
+use std::fs::ReadDir;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,7 +17,16 @@ use crate::args::{AnySpec, TokenArgs, TokenSources};
 /// # Errors
 /// If it has record stores beside them.
 pub fn is_tokens(source: &Path) -> anyhow::Result<bool> {
-    if !source.to_str().is_some_and(is_parquet) {
+    let Some(text) = source.to_str() else {
+        let parquet =
+            |path: &Path| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet"));
+        let inside = |mut dir: ReadDir| dir.any(|e| e.is_ok_and(|e| parquet(&e.path())));
+        if parquet(source) || source.read_dir().is_ok_and(inside) {
+            return Err(not_text(source));
+        }
+        return Ok(false);
+    };
+    if !is_parquet(text) {
         return Ok(false);
     }
     if source.is_dir() {
@@ -35,13 +45,21 @@ pub fn is_tokens(source: &Path) -> anyhow::Result<bool> {
     Ok(true)
 }
 
+/// Names of files are text in the index of a token source, and so are the paths to them.
+fn not_text(source: &Path) -> anyhow::Error {
+    super::about(
+        source,
+        "the path of a token source has to be UTF-8; rename it, or name it by a link",
+    )
+}
+
 /// Opens the Parquet files at `source`.
-pub fn open(source: &Path, args: &TokenSources) -> anyhow::Result<ParquetTokens> {
-    let source = source.to_str().context("the path of a token source has to be UTF-8")?;
+fn open(source: &Path, args: &TokenSources) -> anyhow::Result<ParquetTokens> {
+    let source = source.to_str().ok_or_else(|| not_text(source))?;
     let options = Options {
         column: args.column.clone(),
-        cache: None,
         storage: args.storage_option.iter().cloned().collect(),
+        ..Options::default()
     };
     Ok(ParquetTokens::open(source, &options)?)
 }
@@ -62,7 +80,7 @@ pub fn open_all(source: &Path, args: &TokenSources, mix: Option<&Mix>) -> anyhow
 /// Takes `NAME=PLACE,NAME=PLACE` apart. A comma separates only where one of the names and `=` follow
 /// it, since paths have commas, too.
 fn places(source: &Path, mix: &Mix) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let text = source.to_str().context("the paths of token sources have to be UTF-8")?;
+    let text = source.to_str().ok_or_else(|| not_text(source))?;
     let wanted: Vec<String> = mix.names().map(|name| format!("{name}=PLACE")).collect();
     let wanted = wanted.join(",");
     let starts = |rest: &str| {
@@ -116,47 +134,23 @@ pub fn tokens(
         let source: Arc<dyn TokenSource> = source.clone();
         (name.clone().unwrap_or_default(), source)
     });
-    let mut all: Vec<(String, Arc<dyn TokenSource>)> = all.collect();
-    match (mix, all.pop()) {
-        (None, Some((_, source))) => Tokens::new(source, spec, budget, threads),
-        (Some(mix), Some(last)) => {
-            all.push(last);
-            Tokens::mixed(all, mix.clone(), spec, budget, threads)
-        }
-        (_, None) => Err(batchfs_batch::Error::Dataset("no source".to_owned())),
-    }
+    Tokens::of(all.collect(), mix.cloned(), spec, budget, threads)
 }
 
-/// Opens the places that `source` names as a dataset.
-pub fn mixture(
-    source: &Path,
-    mix: &Mix,
-    args: &TokenArgs,
-    order: Option<&AnySpec>,
-    threads: usize,
-) -> anyhow::Result<(Arc<Dataset>, LaneSpec)> {
-    batchfs_store::keep_freed_memory();
-    let spec = order.map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
-    let opened = open_all(source, &args.sources, Some(mix))?;
-    let budget = args.budget.map(|size| size.as_u64());
-    let tokens = tokens(&opened, Some(mix), spec, budget, threads);
-    Ok((Arc::new(Dataset::of_tokens(tokens.map_err(|e| super::about(source, e))?)), spec))
-}
-
-/// Opens the Parquet files at `source` as a dataset.
+/// Opens the Parquet files at `source`, or at each place that it names if there is a mixture, as a dataset.
 pub fn dataset(
     source: &Path,
+    mix: Option<&Mix>,
     args: &TokenArgs,
     order: Option<&AnySpec>,
     threads: usize,
 ) -> anyhow::Result<(Arc<Dataset>, LaneSpec)> {
     batchfs_store::keep_freed_memory();
     let spec = order.map_or(Ok(LaneSpec::default()), AnySpec::tokens)?;
-    let parquet = Arc::new(open(source, &args.sources)?);
+    let opened = open_all(source, &args.sources, mix)?;
     let budget = args.budget.map(|size| size.as_u64());
-    let tokens =
-        Tokens::new(parquet, spec, budget, threads).map_err(|e| super::about(source, e))?;
-    Ok((Arc::new(Dataset::of_tokens(tokens)), spec))
+    let tokens = tokens(&opened, mix, spec, budget, threads);
+    Ok((Arc::new(Dataset::of_tokens(tokens.map_err(|e| super::about(source, e))?)), spec))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use clap::{CommandFactory as _, Parser};
 use crate::args::{Args, Command, Mount};
 use crate::commands;
 use crate::daemon::{self, Start};
-use crate::{say, told};
+use crate::{hidden, say, told};
 use options::Options;
 
 /// Names under which mount(8) looks for its helper: for `-t batchfs`, and for the type that mounts have.
@@ -162,14 +162,15 @@ fn parsed(args: &[OsString]) -> Result<Mount, String> {
 
 fn run(helper: &Helper, args: &[OsString], mount: &Mount) -> anyhow::Result<bool> {
     if helper.verbose {
-        let shown: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).collect();
+        let shown = hidden::without(args);
+        let shown: Vec<_> = shown.iter().map(|arg| arg.to_string_lossy()).collect();
         daemon::tell(&format!("mount.batchfs: batchfs mount {}", shown.join(" ")));
     }
     if helper.fake {
         commands::mount::prepare(mount)?;
         return Ok(true);
     }
-    Ok(match daemon::start(args)? {
+    Ok(match daemon::start(args, &mount.tokens.sources.storage_option)? {
         Start::Answers(line) => {
             // mount(8) is quiet when all is well.
             if helper.verbose {

@@ -34,13 +34,13 @@ impl Documents {
             }
             let (group, place) = self.tokens.find(record);
             let pinned = self.tokens.groups().pin(&[group], &[], true)?;
-            let found = pinned.get(group).and_then(|group| {
-                let from = group.lengths().get(..place)?.iter().map(|&n| n as usize).sum::<usize>();
-                Some((from, *group.lengths().get(place)?))
+            let found = pinned.lengths(group).and_then(|lengths| {
+                let from = lengths.get(..place)?.iter().map(|&n| n as usize).sum::<usize>();
+                Some((from, *lengths.get(place)?))
             });
             let found = found.map_or(Ok(false), |(from, len)| with(&pinned, group, from, len))?;
             if !found {
-                let why = "a row group is shorter than its index says".to_owned();
+                let why = "a row group is shorter than its index says; mount again".to_owned();
                 return Err(Error::BadStore { path: self.origin.clone(), why });
             }
         }

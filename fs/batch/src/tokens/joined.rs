@@ -54,10 +54,14 @@ impl Joined {
         self.sources.iter().map(|&(first, _)| first).collect()
     }
 
+    /// Which source has a row group.
+    fn at(&self, group: usize) -> usize {
+        self.sources.partition_point(|&(first, _)| first <= group) - 1
+    }
+
     /// The source of a row group, and the row group's number there.
     fn find(&self, group: usize) -> (&dyn TokenSource, usize) {
-        let at = self.sources.partition_point(|&(first, _)| first <= group) - 1;
-        let (first, source) = &self.sources[at];
+        let (first, source) = &self.sources[self.at(group)];
         (&**source, group - first)
     }
 }
@@ -77,8 +81,9 @@ impl TokenSource for Joined {
     }
 
     fn place(&self, group: usize) -> GroupPlace {
-        let (source, group) = self.find(group);
-        source.place(group)
+        let (source, own) = self.find(group);
+        let place = source.place(own);
+        GroupPlace { file: format!("{}/{}", self.names[self.at(group)], place.file), ..place }
     }
 
     fn read(&self, group: usize) -> Result<TokenGroup> {
@@ -99,9 +104,7 @@ impl TokenSource for Joined {
                 .filter(|&group| (*first..end).contains(group))
                 .map(|group| group - first)
                 .collect();
-            if !own.is_empty() {
-                source.announce(&own);
-            }
+            source.announce(&own);
         }
     }
 

@@ -1,24 +1,26 @@
 //! Where the tokens of a step come from, and the arrays that say so in its files.
 
 use batchfs_store::DType;
+use bytemuck::Pod;
 
 use super::{Step, TokenRows};
 use crate::Face;
-use crate::gather::Failure;
+use crate::gather::{self, Failure};
 use crate::layout::{Array, Fill, Pieces};
 
 /// Where the tokens of a step come from: one entry for each run of tokens of a row that follow
-/// each other in a document.
+/// each other in a document. Each row begins a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Provenance {
-    /// Where each run begins in the rows, put one behind the other; at the end their length. Each
-    /// row begins a run.
+    /// Where each run begins, in tokens from the begin of the rows of this rank put one behind the
+    /// other; then one more, how many tokens they are.
     pub cu_seqlens: Vec<i32>,
     /// The document of each run, counted through the dataset.
     pub document_ids: Vec<i64>,
     /// The run's place in its document, in tokens.
     pub document_offsets: Vec<i64>,
-    /// How many runs there are before each row, and in all.
+    /// For each row of this rank how many runs there are in the rows before it; then one more, how
+    /// many there are in all. So the runs of row `r` are the entries `rows[r]..rows[r + 1]` of the others.
     pub rows: Vec<i32>,
 }
 
@@ -68,29 +70,29 @@ impl Step<'_> {
         }
         let end = from.cu_seqlens.last().copied().unwrap_or(0);
         match what {
-            Pieces::Offsets => put(out, &from.cu_seqlens, end, i32::to_le_bytes),
-            Pieces::Documents => put(out, &from.document_ids, -1, i64::to_le_bytes),
-            Pieces::Places => put(out, &from.document_offsets, -1, i64::to_le_bytes),
-            Pieces::Count => put(out, &[count as i32], 0, i32::to_le_bytes),
+            Pieces::Offsets => put(out, &from.cu_seqlens, end),
+            Pieces::Documents => put(out, &from.document_ids, -1),
+            Pieces::Places => put(out, &from.document_offsets, -1),
+            Pieces::Count => put(out, &[count as i32], 0),
             Pieces::RowBounds => {
                 let length = spec.seq_len as i32;
-                put(out, &from.row_bounds(length), length, i32::to_le_bytes);
+                put(out, &from.row_bounds(length), length);
             }
             Pieces::RowBoundOffsets => {
                 let bounds: Vec<i32> = (0..).zip(&from.rows).map(|(row, n)| row + n).collect();
-                put(out, &bounds, 0, i32::to_le_bytes);
+                put(out, &bounds, 0);
             }
-            Pieces::RowOffsets => put(out, &from.rows, 0, i32::to_le_bytes),
+            Pieces::RowOffsets => put(out, &from.rows, 0),
         }
         Ok(())
     }
 }
 
-/// Little-endian numbers, and `rest` up to the end of `out`.
-fn put<T: Copy, const N: usize>(out: &mut [u8], from: &[T], rest: T, bytes: fn(T) -> [u8; N]) {
-    let all = from.iter().copied().chain(std::iter::repeat(rest));
-    for (out, number) in out.chunks_exact_mut(N).zip(all) {
-        out.copy_from_slice(&bytes(number));
+/// Numbers, and `rest` up to the end of `out`.
+fn put<T: Pod>(out: &mut [u8], from: &[T], rest: T) {
+    let left = gather::put(out, from);
+    for place in left.chunks_exact_mut(size_of::<T>()) {
+        gather::put(place, &[rest]);
     }
 }
 

@@ -59,7 +59,7 @@ impl TokenRows {
         let mut sources = Vec::with_capacity(tokens.firsts.len());
         for part in tokens.parts() {
             let first = part.start;
-            let windows = Windows::new(own, first, tokens.counts[part].into());
+            let windows = Windows::new(own, first, tokens.counts[part].into(), tokens.kept.clone());
             sources.push(windows.map_err(|error| match (error, tokens.source_of(first)) {
                 (Error::Sample(why), Some(name)) => {
                     Error::Sample(SpecError::Source { name: name.to_owned(), why: Box::new(why) })

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use batchfs_sampler::lanes::{LaneSpec, Lanes, Mix};
 use batchfs_store::TokenSource;
@@ -22,6 +23,8 @@ pub struct Tokens {
     pub(super) mix: Option<Mix>,
     /// The first row group of each source.
     pub(super) firsts: Vec<usize>,
+    /// Bytes that the pieces of windows take which all views keep.
+    pub(super) kept: Arc<AtomicU64>,
     /// Path or address of each source.
     origins: Vec<String>,
 }
@@ -90,6 +93,33 @@ impl Tokens {
         Tokens::with(Arc::new(joined), Some(mix), firsts, origins, spec, budget, threads)
     }
 
+    /// Takes one source, or those of a mixture, each with its name. The rest is as for [`new`](Self::new).
+    ///
+    /// # Errors
+    /// As [`mixed`](Self::mixed); [`Error::Dataset`] if there are not as many sources as that.
+    pub fn of(
+        mut sources: Vec<(String, Arc<dyn TokenSource>)>,
+        mix: Option<Mix>,
+        spec: LaneSpec,
+        budget: Option<u64>,
+        threads: usize,
+    ) -> Result<Arc<Tokens>> {
+        match (mix, sources.pop()) {
+            (Some(mix), last) => {
+                sources.extend(last);
+                Tokens::mixed(sources, mix, spec, budget, threads)
+            }
+            (None, Some((_, source))) if sources.is_empty() => {
+                Tokens::new(source, spec, budget, threads)
+            }
+            (None, Some(_)) => {
+                let why = "there are several sources, and no mix that says how much of each";
+                Err(Error::Dataset(why.to_owned()))
+            }
+            (None, None) => Err(Error::Dataset("there is no source".to_owned())),
+        }
+    }
+
     fn with(
         source: Arc<dyn TokenSource>,
         mix: Option<Mix>,
@@ -115,7 +145,15 @@ impl Tokens {
         let threads = if threads == 0 { cores } else { threads };
         let groups = Groups::new(source, firsts.clone(), limit, threads)
             .map_err(|e| Error::Dataset(format!("cannot start a thread: {e}")))?;
-        Ok(Arc::new(Tokens { groups, counts, documents, mix, firsts, origins }))
+        Ok(Arc::new(Tokens {
+            groups,
+            counts,
+            documents,
+            mix,
+            firsts,
+            kept: Arc::default(),
+            origins,
+        }))
     }
 
     /// The mixture, if there are several sources.

@@ -101,7 +101,7 @@ impl Step<'_> {
     }
 
     fn inconsistent(&self) -> Store {
-        let why = format!("step {} is not as long as its index says", self.number);
+        let why = format!("step {} is not as long as its index says; mount again", self.number);
         Store::BadStore { path: self.rows.tokens.source().origin().into(), why }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use batchfs_sampler::lanes::{Epoch, LaneSpec, Lanes, Window, WindowPieces};
@@ -22,20 +23,34 @@ pub(super) struct Windows {
     first: usize,
     lanes: Lanes,
     epochs: Mutex<VecDeque<Arc<Epoch>>>,
-    pieces: Mutex<VecDeque<Arc<WindowPieces>>>,
+    pieces: Mutex<Pieces>,
+}
+
+/// The pieces of windows that were used last.
+struct Pieces {
+    kept: VecDeque<Arc<WindowPieces>>,
+    /// Bytes that those of all sources and views take.
+    all: Arc<AtomicU64>,
 }
 
 /// A window, and the epoch that it is one of.
 pub(super) type Met = (Arc<Epoch>, Window);
 
 impl Windows {
-    /// The source whose row groups, from `first` on, have so many `tokens`.
+    /// The source whose row groups, from `first` on, have so many `tokens`. `kept` are the bytes of the
+    /// pieces that are kept for all sources and views of the dataset.
     ///
     /// # Errors
     /// [`Error::Sample`](crate::Error::Sample) if the spec does not fit them.
-    pub(super) fn new(spec: LaneSpec, first: usize, tokens: Arc<[u64]>) -> Result<Windows> {
+    pub(super) fn new(
+        spec: LaneSpec,
+        first: usize,
+        tokens: Arc<[u64]>,
+        kept: Arc<AtomicU64>,
+    ) -> Result<Windows> {
         let lanes = Lanes::new(spec, tokens).map_err(Error::Sample)?;
-        Ok(Windows { first, lanes, epochs: Mutex::default(), pieces: Mutex::default() })
+        let pieces = Pieces { kept: VecDeque::new(), all: kept };
+        Ok(Windows { first, lanes, epochs: Mutex::default(), pieces: Mutex::new(pieces) })
     }
 
     /// The windows that some of its steps have tokens of, in order.
@@ -96,26 +111,37 @@ impl Windows {
     pub(super) fn pieces(&self, met: &Met, pinned: &Pinned) -> Arc<WindowPieces> {
         let (epoch, window) = met;
         // Under the lock, so that threads that fill neighbouring steps do not all cut it.
-        let mut kept = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pieces) = kept.iter().find(|pieces| pieces.window() == window) {
+        let mut all = self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pieces) = all.kept.iter().find(|pieces| pieces.window() == window) {
             return pieces.clone();
         }
         let groups = self.groups(met);
-        let lengths =
-            |place: usize| pinned.get(groups[place]).map_or(&[][..], |group| group.lengths());
+        let lengths = |place: usize| pinned.lengths(groups[place]).unwrap_or_default();
         let pieces = Arc::new(WindowPieces::new(&self.lanes, epoch, *window, lengths));
-        kept.push_back(pieces.clone());
-        trim(&mut kept, pinned.budget() / 2);
+        all.keep(pieces.clone(), pinned.budget() / 2);
         pieces
     }
 }
 
-/// Forgets the oldest. Of very short documents pieces take more memory than tokens, so that their number
-/// alone does not bound them.
-fn trim(kept: &mut VecDeque<Arc<WindowPieces>>, room: u64) {
-    let bytes = |kept: &VecDeque<Arc<WindowPieces>>| kept.iter().map(|p| p.bytes()).sum::<u64>();
-    while kept.len() > WINDOWS || (kept.len() > LEAST && bytes(kept) > room) {
-        kept.pop_front();
+impl Pieces {
+    /// Keeps some more, and forgets the oldest. Of very short documents pieces take more memory than tokens,
+    /// so that their number alone does not bound them.
+    fn keep(&mut self, pieces: Arc<WindowPieces>, room: u64) {
+        self.all.fetch_add(pieces.bytes(), Ordering::Relaxed);
+        self.kept.push_back(pieces);
+        let over = || self.all.load(Ordering::Relaxed) > room;
+        while self.kept.len() > WINDOWS || (self.kept.len() > LEAST && over()) {
+            if let Some(oldest) = self.kept.pop_front() {
+                self.all.fetch_sub(oldest.bytes(), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        let bytes = self.kept.iter().map(|pieces| pieces.bytes()).sum();
+        self.all.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -128,22 +154,34 @@ mod tests {
         let spec: LaneSpec = "lanes=2,window=1,seq_len=4".parse().unwrap();
         let lanes = Lanes::new(spec, vec![30; 12].into()).unwrap();
         let epoch = lanes.epoch(0);
-        let all: VecDeque<Arc<WindowPieces>> = (0..12)
+        let windows: Vec<Arc<WindowPieces>> = (0..12)
             .map(|index| {
                 let window = epoch.window(index).unwrap();
                 Arc::new(WindowPieces::new(&lanes, &epoch, window, |_| &[1; 30][..]))
             })
             .collect();
-        let one = all[0].bytes();
-        assert!(one > 30 * 16);
+        let one = windows[0].bytes();
+        assert!(one > 30 * 16 && one < 30 * 48 + 300, "{one}");
+        let all: Arc<AtomicU64> = Arc::default();
+        let pieces = || Pieces { kept: VecDeque::new(), all: all.clone() };
         let left = |room: u64| {
-            let mut kept = all.clone();
-            trim(&mut kept, room);
-            assert_eq!(kept.back().unwrap().window(), all[11].window());
-            kept.len()
+            let mut pieces = pieces();
+            windows.iter().for_each(|window| pieces.keep(window.clone(), room));
+            assert_eq!(pieces.kept.back().unwrap().window(), windows[11].window());
+            pieces.kept.len()
         };
         assert_eq!(left(u64::MAX), WINDOWS);
         assert_eq!(left(0), LEAST);
         assert_eq!(left(3 * one + one / 2), 3);
+        assert_eq!(all.load(Ordering::Relaxed), 0, "given back");
+
+        // Another view has its share of the same room.
+        let (mut a, mut b) = (pieces(), pieces());
+        windows[..4].iter().for_each(|window| a.keep(window.clone(), 7 * one));
+        windows.iter().for_each(|window| b.keep(window.clone(), 7 * one));
+        assert_eq!((a.kept.len(), b.kept.len()), (4, 3));
+        drop(a);
+        b.keep(windows[0].clone(), 7 * one);
+        assert_eq!((b.kept.len(), all.load(Ordering::Relaxed)), (4, 4 * one));
     }
 }

@@ -15,7 +15,7 @@ pub struct Memory {
     pub groups: Vec<Vec<u32>>,
     base: i32,
     counts: Vec<GroupCounts>,
-    reads: AtomicU64,
+    pub reads: AtomicU64,
     pub broken: Mutex<HashSet<usize>>,
     /// Microseconds that a read takes.
     pub slow: AtomicU64,
