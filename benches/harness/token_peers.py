@@ -76,14 +76,15 @@ def mosaic(folder: Path, skip: int = 0) -> Documents:
     from streaming.base.util import clean_stale_shared_memory
 
     clean_stale_shared_memory()
-    # It reads ahead in one thread that looks every 7 ms, so the default of 8 samples would make it wait.
+    # Its threads look every 7 ms how far they are ahead, which by default is 8 samples. That they are
+    # ahead by a whole epoch costs a while at first, and then nothing waits.
     data = StreamingDataset(
         local=str(folder / "mds"),
         shuffle=True,
         shuffle_seed=1,
         batch_size=1,
         num_canonical_nodes=1,
-        predownload=8192,
+        predownload=1 << 20,
     )
     if skip:
         data.load_state_dict(data.state_dict(skip, from_beginning=True))
@@ -100,7 +101,10 @@ def to_mds(folder: Path, column_name: str) -> None:
             file = pq.ParquetFile(path)
             for group in range(file.num_row_groups):
                 column = file.read_row_group(group, [column_name]).column(0).combine_chunks()
-                offsets, values = column.offsets.to_numpy(), column.values.to_numpy().astype(np.int32)
+                offsets, values = (
+                    column.offsets.to_numpy(),
+                    column.values.to_numpy().astype(np.int32),
+                )
                 for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
                     if begin < end:
                         out.write({"tokens": values[begin:end]})

@@ -33,7 +33,7 @@ def make(folder: Path, codec: str, quick: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "parquet").mkdir(parents=True)
     random = np.random.default_rng(5)
-    files, groups, documents = (2, 4, 200) if quick else (4, 16, 1000)
+    files, groups, documents = (2, 4, 200) if quick else (4, 64, 1000)
     for number in range(files):
         path = folder / f"parquet/{number}.parquet"
         schema = pa.schema([("id", pa.int64()), ("tokens", pa.list_(pa.int32()))])
