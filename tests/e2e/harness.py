@@ -28,6 +28,10 @@ from waiting import wait_for
 
 REPO = Path(__file__).resolve().parents[2]
 
+# For tests that take long, and of which both modes share nearly all.
+cached_if_full = pytest.mark.parametrize(
+    "mode", ["passthrough", pytest.param("cached", marks=pytest.mark.full)], indirect=True
+)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 

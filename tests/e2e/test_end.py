@@ -6,7 +6,7 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from harness import alive, mounts_at, need_fuse, needs_root, needs_tool, wait_for
+from harness import alive, cached_if_full, mounts_at, need_fuse, needs_root, needs_tool, wait_for
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
@@ -83,6 +83,7 @@ def test_a_busy_mount_ends_when_its_reader_does(box, data):
         assert daemon.wait(30) == 0
 
 
+@cached_if_full
 def test_a_busy_mount_is_detached_after_a_while(box, data, mode):
     """With one signal only; what the reader has mapped stays readable."""
     with foreground(box, data, *(["--cached"] if mode == "cached" else [])) as (daemon, target):

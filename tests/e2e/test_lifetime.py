@@ -9,7 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Mapping, alive, descriptors, errno_of, needs_root, rss_kib, wait_for
+from harness import (
+    Mapping,
+    alive,
+    cached_if_full,
+    descriptors,
+    errno_of,
+    needs_root,
+    rss_kib,
+    wait_for,
+)
 
 PAGE = mmap.PAGESIZE
 
@@ -139,6 +148,7 @@ def test_a_daemon_without_descriptors(box, pages, mode):
         box.run("umount", target)
 
 
+@cached_if_full
 def test_gauges_follow_readers(box, pages, mode):
     source, _ = pages
     with box.mount(source, spec="batch=8,seed=1", mode=mode, memory="16MiB") as m:
@@ -194,6 +204,7 @@ def soak(box, m, program, folder: str, count: int, grows: int) -> None:
     m.settle(idle=True)
 
 
+@cached_if_full
 def test_soak(box, pages, mode, compiled):
     """Case 44: nothing is kept of 100,000 different steps."""
     source, _ = pages
@@ -260,7 +271,7 @@ def test_the_kernel_drops_its_caches(box, pages, compiled):
         # buffers: up to 6 MiB were seen, once. An allocation of the smallest size that is kept of
         # each name would be 17 MiB.
         grows = 10 << 10
-        for round_ in range(8):
+        for round_ in range(5):
             # More of those that have to be remembered than are remembered at a time, together.
             box.tool(program, m / "pages/batch", 2**50 + round_ * 10**6, count, "stat")
             box.tool(program, m / "pages/batch", round_ * 10**6, count, "stat")

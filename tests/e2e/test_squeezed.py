@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import alive, needs_root, wait_for
+from harness import alive, cached_if_full, needs_root, wait_for
 
 LIMIT = 256 << 20
 READERS = 200
@@ -108,6 +108,7 @@ print(refused, flush=True)
 
 @needs_root
 @pytest.mark.timeout(280)
+@cached_if_full
 def test_200_slow_readers_of_a_daemon_in_256_mib(box, mode, group):
     """It holds work back, and does not die; whoever gets a batch gets the right one."""
     source = box.npy("x", np.random.default_rng(5).integers(0, 256, (2000, 65_536), np.uint8))

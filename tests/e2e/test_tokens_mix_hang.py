@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import s3
-from harness import errno_of, wait_for
+from harness import cached_if_full, errno_of, wait_for
 from test_tokens_mix import Mixed
 from token_data import by_pyarrow, documents
 
@@ -39,6 +39,7 @@ def mixed(box):
 
 
 @pytest.mark.parametrize("fault", ["hang", pytest.param("stall", marks=pytest.mark.full)])
+@cached_if_full
 def test_steps_without_it_go_on_and_it_recovers(box, mixed, mode, fault):
     front, source, expected = mixed
     of = lambda step: expected.places(step)[0][0]  # noqa: E731
