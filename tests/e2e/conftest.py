@@ -182,8 +182,6 @@ def bucket(session_box):
     # Not every environment that these tests run in has PyArrow.
     from token_data import by_pyarrow, documents
 
-    # Not every environment that these tests run in has PyArrow.
-
     root = session_box.path / "s3"
     folder = root / "bucket/data"
     for i in range(6):

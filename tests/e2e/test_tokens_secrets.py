@@ -20,7 +20,8 @@ SECRETS = [s3.KEY, s3.SECRET, TOKEN]
 @pytest.fixture(scope="module")
 def bucket(session_box):
     """A bucket, the port that serves it, and its folder."""
-    root = session_box.path / "s3"
+    # Not the folder of the bucket that other tests share: files of its dataset would become theirs.
+    root = session_box.path / "secrets"
     folder = root / "bucket/data"
     for i in range(3):
         by_pyarrow(folder / f"{i}.parquet", documents(i, 80, first=100 * i))

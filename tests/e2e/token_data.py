@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from harness import errno_of
 from token_rows import Expected, documents, reference
 
 __all__ = [
@@ -82,6 +84,17 @@ def row_group_at(path: Path, byte: int) -> int:
 def meets(expected: Expected, step: int, group: int) -> bool:
     """Whether a step has to read this row group, counted through the dataset."""
     return any(group in window[4] for window in expected.run.windows(step))
+
+
+def check(m, step: int, expected, fails: bool) -> None:
+    """A step of a mount is EIO, or has the rows that are expected."""
+    path = m / f"tokens/batch/{step}"
+    if fails:
+        assert errno_of(path.read_bytes) == "EIO", f"step {step}"
+        return
+    want = np.asarray(expected.rows(step))
+    got = np.frombuffer(path.read_bytes(), "<i4").reshape(want.shape)
+    np.testing.assert_array_equal(got, want, err_msg=f"step {step}")
 
 
 def split(path: Path, docs: list) -> list[list]:
