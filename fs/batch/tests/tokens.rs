@@ -201,7 +201,7 @@ fn packed_row_groups_are_decoded_for_the_next_step_and_counted_once() {
         assert_eq!(step(&all, number), step(&expected, number), "{number}");
     }
     assert_eq!(all.tokens().figures().decoded, 12);
-    assert_eq!(all.tokens().figures().used, 12 * (800 * 4 + 10 * 48));
+    assert_eq!(all.tokens().figures().used, 12 * (800 * 2 + 10 * 48));
 }
 
 #[test]

@@ -20,6 +20,11 @@ pub(crate) enum Ints {
 }
 
 impl Ints {
+    /// Whether 64 bits are stored.
+    pub(crate) fn wide(self) -> bool {
+        matches!(self, Ints::Int64 | Ints::UInt64)
+    }
+
     /// What gives stored 64 bits as a token, if they are one.
     pub(crate) fn fits(self) -> fn(i64) -> Option<i32> {
         match self {

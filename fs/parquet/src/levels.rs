@@ -2,6 +2,7 @@
 //! that a document goes on.
 
 use crate::column::Column;
+use crate::runs::{Run, Runs, packed};
 
 /// The documents that levels tell of.
 #[derive(Debug, Default)]
@@ -57,99 +58,9 @@ impl Documents {
     }
 }
 
-/// Levels of a page that are encoded as runs.
-#[derive(Clone)]
-struct Runs<'a> {
-    bytes: &'a [u8],
-    width: u32,
-    /// Levels that are still to come.
-    left: usize,
-}
-
-enum Run<'a> {
-    Same(u16, usize),
-    /// That many levels of some bits each, the lowest bits first.
-    Packed(&'a [u8], usize),
-}
-
-impl Run<'_> {
-    fn len(&self) -> usize {
-        let (Run::Same(_, count) | Run::Packed(_, count)) = self;
-        *count
-    }
-}
-
-impl<'a> Runs<'a> {
-    fn new(bytes: &'a [u8], highest: i16, count: usize) -> Runs<'a> {
-        Runs { bytes, width: u16::BITS - (highest as u16).leading_zeros(), left: count }
-    }
-
-    /// The next run; none at the end, or if there should be one and is none.
-    fn next(&mut self) -> Option<Run<'a>> {
-        if self.left == 0 {
-            return None;
-        }
-        let head = self.number()?;
-        let count = usize::try_from(head >> 1).ok()?;
-        if head & 1 == 0 {
-            let (value, rest) = self.bytes.split_at_checked(self.width.div_ceil(8) as usize)?;
-            let value = value.iter().rev().fold(0, |sum, &byte| sum << 8 | u16::from(byte));
-            if u32::from(value) >> self.width != 0 {
-                return None;
-            }
-            self.bytes = rest;
-            self.left = self.left.checked_sub(count).filter(|_| count > 0)?;
-            return Some(Run::Same(value, count));
-        }
-        let (packed, rest) =
-            self.bytes.split_at_checked(count.checked_mul(self.width as usize)?)?;
-        self.bytes = rest;
-        // The last ones of a page are filled up to eight.
-        let count = count.checked_mul(8).filter(|&count| count > 0)?.min(self.left);
-        self.left -= count;
-        Some(Run::Packed(packed, count))
-    }
-
-    fn number(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..35).step_by(7) {
-            let (&byte, rest) = self.bytes.split_first()?;
-            self.bytes = rest;
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Some(number);
-            }
-        }
-        None
-    }
-
-    /// Whether all levels are there, and are this one.
-    fn all(mut self, level: i16) -> bool {
-        while let Some(run) = self.next() {
-            let same = match run {
-                Run::Same(value, _) => value == level as u16,
-                Run::Packed(bytes, count) => {
-                    (0..count).all(|at| packed(bytes, self.width, at) == level as u16)
-                }
-            };
-            if !same {
-                return false;
-            }
-        }
-        self.left == 0
-    }
-}
-
-fn packed(bytes: &[u8], width: u32, at: usize) -> u16 {
-    (0..width as usize).fold(0, |level, bit| {
-        let place = at * width as usize + bit;
-        level | u16::from(bytes[place / 8] >> (place % 8) & 1) << bit
-    })
-}
-
 /// Whether a page of `count` levels begins with a document.
 pub(crate) fn begins_document(reps: &[u8], count: usize) -> bool {
-    match Runs::new(reps, 1, count).next() {
+    match Runs::levels(reps, 1, count).next() {
         Some(Run::Same(level, _)) => level == 0,
         Some(Run::Packed(bytes, _)) => bytes.first().is_some_and(|byte| byte & 1 == 0),
         None => false,
@@ -200,8 +111,8 @@ pub(crate) fn add_lengths(
     column: &Column,
     documents: &mut Documents,
 ) -> Result<usize, Wrong> {
-    let mut reps = Runs::new(reps, 1, count);
-    let defs = Runs::new(defs, column.defined, count);
+    let mut reps = Runs::levels(reps, 1, count);
+    let defs = Runs::levels(defs, column.defined, count);
     if !defs.clone().all(column.defined) {
         return add_some(reps, defs, column, documents);
     }

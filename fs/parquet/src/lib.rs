@@ -19,6 +19,7 @@ mod local;
 mod packed;
 mod place;
 mod remote;
+mod runs;
 mod source;
 mod stripped;
 mod values;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use batchfs_store::{PackedGroup, Spare, TokenGroup, TokenVec};
+use batchfs_store::{Buffer, PackedGroup, Spare, TokenGroup, TokenVec};
 use bytes::Bytes;
 use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageReader as _};
@@ -15,21 +15,19 @@ use parquet::column::page::{Page, PageReader as _};
 use crate::chunk::Chunk;
 use crate::column::{Column, Ints};
 use crate::stripped::{Seen, Stripped};
-use crate::values::{Pages, Values, values_page};
-
-/// Values that are decoded at a time: they stay in the processor's cache.
-const VALUES: usize = 16 << 10;
+use crate::values::{Dictionary, Pages, Values, values_page};
 
 /// Pages whose levels were read, and the lengths that these say.
 pub(crate) struct Packed {
     ints: Ints,
-    /// A dictionary, if there is one, and the values of each page.
+    dictionary: Option<Arc<Dictionary>>,
+    /// The values of each page.
     pages: Vec<Page>,
     lengths: Vec<u32>,
     tokens: usize,
     spare: Arc<Spare>,
     /// Where the last piece ended: those of a step come in order.
-    cursor: Mutex<Option<Values>>,
+    cursor: Mutex<Option<Values<Pages>>>,
 }
 
 impl std::fmt::Debug for Packed {
@@ -68,18 +66,18 @@ fn read_levels(
     let mut reader = Stripped::new(chunk, column, bytes, &seen)?;
     let (mut size, mut dictionary, mut values) = (0, None, KeptValues::default());
     // Tokens of 64 bits take half as much when they are decoded.
-    let wide = matches!(column.ints, Ints::Int64 | Ints::UInt64);
     while let Some(page) = reader.get_next_page().ok()? {
         size += page.buffer().len() as u64;
         if page.is_dictionary_page() {
             // Its values are decoded to be read.
             size += page.buffer().len() as u64;
-            if dictionary.replace(page).is_some() {
+            let decoded = Dictionary::new(page, column.ints)?;
+            if dictionary.replace(Arc::new(decoded)).is_some() {
                 return None;
             }
             continue;
         }
-        if size > most || (wide && page.encoding() == Encoding::PLAIN) {
+        if size > most || (column.ints.wide() && page.encoding() == Encoding::PLAIN) {
             return None;
         }
         let tokens = page.num_values();
@@ -89,7 +87,8 @@ fn read_levels(
     let (lengths, tokens) = Seen::all(&seen, chunk)?;
     Some(Packed {
         ints: column.ints,
-        pages: dictionary.into_iter().chain(values.pages()).collect(),
+        dictionary,
+        pages: values.pages().collect(),
         lengths,
         tokens,
         spare: spare.clone(),
@@ -107,11 +106,11 @@ pub(crate) fn whole(
     let decode = || {
         let seen = Arc::default();
         let pages = Stripped::new(chunk, column, bytes, &seen)?;
-        let mut values = Values::new(column.ints, pages)?;
+        let mut values = Values::new(column.ints, None, pages);
         let count = usize::try_from(chunk.tokens?).ok()?;
         let mut tokens = spare.tokens(count.min(1 << 28));
         while values.at < count {
-            tokens.extend_from_slice(values.next(VALUES.min(count - values.at))?);
+            values.next(count - values.at)?.add_to(&mut tokens);
         }
         // There may be more, or what is damaged.
         values.is_at_end().then_some(())?;
@@ -125,7 +124,7 @@ pub(crate) fn whole(
 /// library, each page would take a fifth of its time in page faults.
 #[derive(Default)]
 struct KeptValues {
-    memory: Option<TokenVec>,
+    memory: Option<Buffer>,
     /// Encoding, tokens, and where the values lie; or the values, if there was no room.
     pages: Vec<(Encoding, u32, Result<Range<usize>, Bytes>)>,
 }
@@ -144,10 +143,10 @@ impl KeptValues {
         let memory = self.memory.get_or_insert_with(|| {
             // Pages differ a little.
             let bytes = (values.len() as f64 * all * 1.05).min(most as f64);
-            spare.tokens((bytes as usize / 4).min(1 << 28) + 1)
+            spare.buffer((bytes as usize).min(1 << 30))
         });
-        let from = 4 * memory.len();
-        let place = match memory.extend_from_bytes(&values) {
+        let from = memory.len();
+        let place = match memory.extend_from_slice(&values) {
             true => Ok(from..from + values.len()),
             false => Err(values),
         };
@@ -163,30 +162,30 @@ impl KeptValues {
     }
 }
 
-struct Kept(TokenVec);
+struct Kept(Buffer);
 
 impl AsRef<[u8]> for Kept {
     fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
+        &self.0
     }
 }
 
 impl Packed {
-    fn values(&self) -> Option<Values> {
-        Values::new(self.ints, Pages(self.pages.clone().into()))
+    fn values(&self) -> Values<Pages> {
+        Values::new(self.ints, self.dictionary.clone(), Pages(self.pages.clone().into()))
     }
 
     fn copy_piece(&self, from: usize, out: &mut [u8]) -> Option<()> {
         let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         // Taken out, so that nothing goes on behind damage.
         let values = cursor.take().filter(|values| values.at <= from);
-        let mut values = values.map_or_else(|| self.values(), Some)?;
+        let mut values = values.unwrap_or_else(|| self.values());
         values.skip(from - values.at)?;
         let mut rest = out;
         while !rest.is_empty() {
-            let tokens = values.next((rest.len() / 4).min(VALUES))?;
+            let tokens = values.next(rest.len() / 4)?;
             let (now, later) = rest.split_at_mut_checked(4 * tokens.len())?;
-            now.copy_from_slice(bytemuck::cast_slice(tokens));
+            tokens.write(now);
             rest = later;
         }
         *cursor = Some(values);
@@ -194,11 +193,11 @@ impl Packed {
     }
 
     fn unpack_all(&self) -> Option<TokenGroup> {
-        let mut values = self.values()?;
+        let mut values = self.values();
         let mut group =
             TokenGroup { tokens: self.spare.tokens(self.tokens), lengths: self.lengths.clone() };
         while values.at < self.tokens {
-            group.tokens.extend_from_slice(values.next(VALUES.min(self.tokens - values.at))?);
+            values.next(self.tokens - values.at)?.add_to(&mut group.tokens);
         }
         Some(group)
     }

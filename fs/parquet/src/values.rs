@@ -1,7 +1,12 @@
 //! Values of pages that have no levels any more.
+//!
+//! Nearly all tokens are places in a dictionary, or lie in a page as they are. These are decoded here, in
+//! 16 bits where they fit; the library decodes the rest.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use batchfs_store::{TokenVec, write_wide};
 use bytes::Bytes;
 use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageMetadata, PageReader};
@@ -11,67 +16,323 @@ use parquet::errors::Result as ParquetResult;
 
 use crate::chunk::required;
 use crate::column::Ints;
+use crate::runs::{Run, Runs, packed, unpack};
 
-/// Decodes values in order.
-pub(crate) struct Values {
+/// Values that are decoded at a time: they stay in the processor's cache.
+const VALUES: usize = 8 << 10;
+
+/// Decodes the values of pages in order. What is not in order, or damaged, is `None`.
+pub(crate) struct Values<P> {
     /// The next one.
     pub(crate) at: usize,
-    tokens: Vec<i32>,
-    reader: Reader,
+    ints: Ints,
+    dictionary: Option<Arc<Dictionary>>,
+    pages: P,
+    page: Decoder,
+    /// Values that the page still has.
+    left: usize,
+    narrow: Vec<u16>,
+    wide: Vec<i32>,
 }
 
-enum Reader {
-    Narrow(ColumnReaderImpl<Int32Type>),
-    Wide(ColumnReaderImpl<Int64Type>, Vec<i64>, fn(i64) -> Option<i32>),
+/// Some tokens: in 16 bits if all that there can be fit into these.
+pub(crate) enum Tokens<'a> {
+    Narrow(&'a [u16]),
+    Wide(&'a [i32]),
 }
 
-impl Values {
-    pub(crate) fn new(ints: Ints, pages: impl PageReader + 'static) -> Option<Values> {
-        let reader = get_column_reader(required(ints).ok()?, Box::new(pages));
-        let reader = match ints {
-            Ints::Int32 | Ints::UInt32 | Ints::Null => {
-                Reader::Narrow(get_typed_column_reader(reader))
-            }
-            Ints::Int64 | Ints::UInt64 => {
-                Reader::Wide(get_typed_column_reader(reader), Vec::new(), ints.fits())
-            }
-        };
-        Some(Values { at: 0, tokens: Vec::new(), reader })
+impl Tokens<'_> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Tokens::Narrow(tokens) => tokens.len(),
+            Tokens::Wide(tokens) => tokens.len(),
+        }
     }
 
-    pub(crate) fn skip(&mut self, count: usize) -> Option<()> {
-        let skipped = match &mut self.reader {
-            Reader::Narrow(reader) => reader.skip_records(count),
-            Reader::Wide(reader, ..) => reader.skip_records(count),
-        };
-        self.at += count;
-        (skipped.ok()? == count).then_some(())
+    pub(crate) fn add_to(&self, all: &mut TokenVec) {
+        match self {
+            Tokens::Narrow(tokens) => all.extend_from_narrow(tokens),
+            Tokens::Wide(tokens) => all.extend_from_slice(tokens),
+        }
+    }
+
+    /// Writes them to `out`, which has room for them, as little-endian bytes.
+    pub(crate) fn write(&self, out: &mut [u8]) {
+        match self {
+            Tokens::Narrow(tokens) => write_wide(tokens, out),
+            Tokens::Wide(tokens) => out.copy_from_slice(bytemuck::cast_slice(tokens)),
+        }
+    }
+}
+
+enum Decoder {
+    Places(Places),
+    Plain(Bytes),
+    Narrow(ColumnReaderImpl<Int32Type>),
+    Wide(ColumnReaderImpl<Int64Type>, Vec<i64>),
+}
+
+impl<P: PageReader> Values<P> {
+    /// The values of `pages`. The `dictionary` is one of these pages unless it is known.
+    pub(crate) fn new(ints: Ints, dictionary: Option<Arc<Dictionary>>, pages: P) -> Values<P> {
+        let page = Decoder::Plain(Bytes::new());
+        let (narrow, wide) = (Vec::new(), Vec::new());
+        Values { at: 0, ints, dictionary, pages, page, left: 0, narrow, wide }
+    }
+
+    /// Goes to the next page if this one has no values left.
+    fn turn(&mut self) -> Option<()> {
+        while self.left == 0 {
+            let page = self.pages.get_next_page().ok()??;
+            if page.is_dictionary_page() {
+                let dictionary = Dictionary::new(page, self.ints)?;
+                if self.dictionary.replace(Arc::new(dictionary)).is_some() {
+                    return None;
+                }
+                continue;
+            }
+            self.left = page.num_values() as usize;
+            self.page = self.decoder(page)?;
+        }
+        Some(())
+    }
+
+    fn decoder(&self, page: Page) -> Option<Decoder> {
+        let places =
+            matches!(page.encoding(), Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY);
+        if places && let Some(places) = Places::new(page.buffer().clone(), self.left) {
+            self.dictionary.as_ref()?;
+            return Some(Decoder::Places(places));
+        }
+        if page.encoding() == Encoding::PLAIN {
+            return Some(Decoder::Plain(page.buffer().clone()));
+        }
+        let dictionary = self.dictionary.iter().filter(|_| places).map(|known| known.page.clone());
+        let pages = Pages(dictionary.chain([page]).collect());
+        let reader = get_column_reader(required(self.ints).ok()?, Box::new(pages));
+        Some(match self.ints.wide() {
+            false => Decoder::Narrow(get_typed_column_reader(reader)),
+            true => Decoder::Wide(get_typed_column_reader(reader), Vec::new()),
+        })
+    }
+
+    pub(crate) fn skip(&mut self, mut count: usize) -> Option<()> {
+        while count > 0 {
+            self.turn()?;
+            let now = count.min(self.left);
+            match &mut self.page {
+                Decoder::Places(places) => places.skip(now)?,
+                Decoder::Plain(bytes) => drop(split(bytes, self.ints, now)?),
+                Decoder::Narrow(reader) => {
+                    (reader.skip_records(now).ok()? == now).then_some(())?;
+                }
+                Decoder::Wide(reader, _) => {
+                    (reader.skip_records(now).ok()? == now).then_some(())?;
+                }
+            }
+            self.at += now;
+            self.left -= now;
+            count -= now;
+        }
+        Some(())
     }
 
     /// Whether all were read, and nothing else is there.
     pub(crate) fn is_at_end(&mut self) -> bool {
-        let left = match &mut self.reader {
-            Reader::Narrow(reader) => reader.read_records(1, None, None, &mut self.tokens),
-            Reader::Wide(reader, values, _) => reader.read_records(1, None, None, values),
-        };
-        left.is_ok_and(|(records, ..)| records == 0)
+        self.left == 0 && matches!(self.pages.get_next_page(), Ok(None))
     }
 
-    /// So many values; `None` if there are fewer, or they are damaged.
-    pub(crate) fn next(&mut self, count: usize) -> Option<&[i32]> {
-        self.tokens.clear();
-        match &mut self.reader {
-            Reader::Narrow(reader) => {
-                reader.read_records(count, None, None, &mut self.tokens).ok()?;
+    /// The next ones, up to so many; there is one at least if there are any.
+    pub(crate) fn next(&mut self, count: usize) -> Option<Tokens<'_>> {
+        self.turn()?;
+        let count = count.min(self.left).min(VALUES);
+        if !matches!(self.page, Decoder::Places(_)) {
+            self.wide.clear();
+        }
+        match &mut self.page {
+            Decoder::Places(places) => {
+                self.at += count;
+                self.left -= count;
+                return match &self.dictionary.as_ref()?.tokens {
+                    Table::Narrow(table) => {
+                        let out = room(&mut self.narrow, count);
+                        places.next(out, |at| table.get(at).copied()).map(Tokens::Narrow)
+                    }
+                    Table::Wide(table) => {
+                        let out = room(&mut self.wide, count);
+                        places.next(out, |at| table.get(at).copied()).map(Tokens::Wide)
+                    }
+                    Table::Gaps(table) => {
+                        let out = room(&mut self.wide, count);
+                        places.next(out, |at| *table.get(at)?).map(Tokens::Wide)
+                    }
+                };
             }
-            Reader::Wide(reader, values, fits) => {
+            Decoder::Plain(bytes) => {
+                let bytes = split(bytes, self.ints, count)?;
+                match self.ints.wide() {
+                    false => self.wide.extend(words(&bytes)),
+                    true => self.wide.extend(plain(&bytes, self.ints).map_while(|token| token)),
+                }
+            }
+            Decoder::Narrow(reader) => {
+                reader.read_records(count, None, None, &mut self.wide).ok()?;
+            }
+            Decoder::Wide(reader, values) => {
                 values.clear();
                 reader.read_records(count, None, None, values).ok()?;
-                self.tokens.extend(values.iter().map_while(|&value| fits(value)));
+                let fits = self.ints.fits();
+                self.wide.extend(values.iter().map_while(|&value| fits(value)));
             }
         }
         self.at += count;
-        (self.tokens.len() == count).then_some(&self.tokens)
+        self.left -= count;
+        (self.wide.len() == count).then_some(Tokens::Wide(&self.wide))
+    }
+}
+
+/// The tokens that places in pages stand for.
+pub(crate) struct Dictionary {
+    page: Page,
+    tokens: Table,
+}
+
+enum Table {
+    Narrow(Vec<u16>),
+    Wide(Vec<i32>),
+    /// Some values are no tokens, which is damage if they are used.
+    Gaps(Vec<Option<i32>>),
+}
+
+impl Dictionary {
+    pub(crate) fn new(page: Page, ints: Ints) -> Option<Dictionary> {
+        if !matches!(page.encoding(), Encoding::PLAIN | Encoding::PLAIN_DICTIONARY) {
+            return None;
+        }
+        let mut bytes = page.buffer().clone();
+        let bytes = split(&mut bytes, ints, page.num_values() as usize)?;
+        let narrow = plain(&bytes, ints).map(|token| u16::try_from(token?).ok());
+        let tokens = if let Some(all) = narrow.collect() {
+            Table::Narrow(all)
+        } else if let Some(all) = plain(&bytes, ints).collect() {
+            Table::Wide(all)
+        } else {
+            Table::Gaps(plain(&bytes, ints).collect())
+        };
+        Some(Dictionary { page, tokens })
+    }
+}
+
+/// Room for so many values, and never cleared again.
+fn room<T: Default + Clone>(values: &mut Vec<T>, count: usize) -> &mut [T] {
+    if values.len() < count {
+        values.resize(count, T::default());
+    }
+    &mut values[..count]
+}
+
+/// The bytes of the next values that lie as they are.
+fn split(bytes: &mut Bytes, ints: Ints, count: usize) -> Option<Bytes> {
+    let size = if ints.wide() { size_of::<i64>() } else { size_of::<i32>() };
+    let len = count.checked_mul(size).filter(|&len| len <= bytes.len())?;
+    Some(bytes.split_to(len))
+}
+
+/// Values that lie as they are; of 64 bits those that are tokens.
+fn plain(bytes: &[u8], ints: Ints) -> impl Iterator<Item = Option<i32>> {
+    let (narrow, wide) = if ints.wide() { (&[][..], bytes) } else { (bytes, &[][..]) };
+    let fits = ints.fits();
+    let wide = wide.as_chunks().0.iter().map(move |&value| fits(i64::from_le_bytes(value)));
+    words(narrow).map(Some).chain(wide)
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = i32> {
+    bytes.as_chunks().0.iter().map(|&value| i32::from_le_bytes(value))
+}
+
+/// The places in a dictionary that a page has.
+struct Places {
+    bytes: Bytes,
+    /// Where the next run begins.
+    next: usize,
+    width: u32,
+    /// Places of the runs after this one.
+    left: usize,
+    run: Place,
+    /// The next place of the run.
+    at: usize,
+    /// Places of the run.
+    count: usize,
+}
+
+enum Place {
+    Same(u16),
+    /// Packed, from this byte on.
+    Packed(usize),
+}
+
+impl Places {
+    /// Of a page of `count` values; `None` if places have more than 16 bits.
+    fn new(bytes: Bytes, count: usize) -> Option<Places> {
+        let width = u32::from(*bytes.first()?);
+        let run = Place::Same(0);
+        (width <= 16).then_some(Places { bytes, next: 1, width, left: count, run, at: 0, count: 0 })
+    }
+
+    /// How many the run has left; there is one at least unless all are through.
+    fn turn(&mut self) -> Option<usize> {
+        if self.at == self.count {
+            let bytes = self.bytes.get(self.next..)?;
+            let mut runs = Runs { bytes, width: self.width, left: self.left };
+            (self.run, self.count) = match runs.next()? {
+                Run::Same(place, count) => (Place::Same(place), count),
+                Run::Packed(packed, count) => {
+                    (Place::Packed(self.bytes.len() - runs.bytes.len() - packed.len()), count)
+                }
+            };
+            (self.next, self.left, self.at) = (self.bytes.len() - runs.bytes.len(), runs.left, 0);
+        }
+        Some(self.count - self.at)
+    }
+
+    fn skip(&mut self, mut count: usize) -> Option<()> {
+        while count > 0 {
+            let now = self.turn()?.min(count);
+            self.at += now;
+            count -= now;
+        }
+        Some(())
+    }
+
+    /// Writes what is in the next places to `out`, which it gives back.
+    fn next<'a, T: Copy>(
+        &mut self,
+        out: &'a mut [T],
+        lookup: impl Fn(usize) -> Option<T>,
+    ) -> Option<&'a [T]> {
+        let value = |place: u16| lookup(place.into());
+        let mut done = 0;
+        while done < out.len() {
+            let count = self.turn()?.min(out.len() - done);
+            let now = &mut out[done..done + count];
+            match self.run {
+                Place::Same(place) => now.fill(value(place)?),
+                Place::Packed(from) => {
+                    let bytes = &self.bytes[from..];
+                    // Until a whole byte begins, which is the case at every eighth.
+                    let odd = (self.at.next_multiple_of(8) - self.at).min(count);
+                    let (first, rest) = now.split_at_mut(odd);
+                    for (out, at) in first.iter_mut().zip(self.at..) {
+                        *out = value(packed(bytes, self.width, at))?;
+                    }
+                    let whole = (self.at + odd) / 8 * self.width as usize;
+                    unpack(&bytes[whole..], self.width, rest, &value)?;
+                }
+            }
+            self.at += count;
+            done += count;
+        }
+        Some(out)
     }
 }
 

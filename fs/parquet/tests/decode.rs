@@ -74,7 +74,7 @@ proptest! {
                 GroupCounts { tokens: tokens.len() as u64, documents: lengths.len() as u64 };
             prop_assert_eq!(source.groups()[number], counts);
             let read = source.read(number).unwrap();
-            prop_assert_eq!(&*read.tokens, &*tokens);
+            prop_assert_eq!(&read.tokens.to_vec(), &tokens);
             prop_assert_eq!(read.lengths, lengths);
         }
     }
@@ -82,16 +82,22 @@ proptest! {
 
 #[test]
 fn dictionaries_of_all_widths_are_read() {
-    for distinct in [1, 2, 3, 200, 256, 257, 5000, 70_000] {
+    let widths = (0..17).map(|width| (1 << width) - width / 3);
+    for (distinct, least) in widths.flat_map(|distinct| [(distinct, 0), (distinct, -5)]) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.parquet");
-        let tokens: Vec<i32> = (0..100_000).map(|i: i32| (i * 7919) % distinct - 5).collect();
+        let tokens: Vec<i32> =
+            (0..100_000).map(|i: i32| i.wrapping_mul(7919).rem_euclid(distinct) + least).collect();
         let documents: Vec<_> =
             tokens.chunks(1 + distinct as usize % 77).map(|d| Some(d.to_vec())).collect();
         let properties = WriterProperties::builder().set_dictionary_page_size_limit(1 << 24);
         write(&path, LIST, &[levels(&documents, 3, 1)], properties.build());
         let read = open(&path, dir.path()).unwrap().read(0).unwrap();
-        assert_eq!(*read.tokens, *tokens, "{distinct}");
+        assert!(read.tokens.to_vec() == tokens, "{distinct}");
+        // In 16 bits where these are enough.
+        let bytes = if least < 0 || distinct > 65_536 { 4 } else { 2 } * tokens.len() as u64;
+        let documents_take = 48 * documents.len() as u64;
+        assert_eq!(read.bytes(), bytes + documents_take, "{distinct}");
         assert_eq!(read.lengths.len(), documents.len());
     }
 }
@@ -128,7 +134,7 @@ fn all_shapes_of_lists_are_known() {
         write(&path, schema, &[levels(&documents, defined, empty)], properties(0));
         let source = open(&path, dir.path()).expect(schema);
         let read = source.read(0).expect(schema);
-        assert_eq!(*read.tokens, [1, 2, 3, 4, 5, 6], "{schema}");
+        assert_eq!(read.tokens.to_vec(), [1, 2, 3, 4, 5, 6], "{schema}");
         assert_eq!(read.lengths, [3, 0, 1, 2], "{schema}");
     }
 }
@@ -189,7 +195,7 @@ fn row_groups_without_rows_are_no_obstacle() {
         let empty = GroupCounts { tokens: 0, documents: 0 };
         let full = GroupCounts { tokens: 3, documents: 3 };
         assert_eq!(source.groups(), [empty, full, empty, empty]);
-        assert_eq!(*source.read(1).unwrap().tokens, [1, 2, 3]);
+        assert_eq!(source.read(1).unwrap().tokens.to_vec(), [1, 2, 3]);
         assert_eq!(source.read(1).unwrap().lengths, [2, 0, 1]);
     }
 }

@@ -72,7 +72,7 @@ pub use schema::{Layout, Schema};
 pub use store::{OpenOptions, Store};
 pub use stream::{Stream, check_ids, check_request};
 pub use sys::keep_freed_memory;
-pub use token_vec::{Spare, TokenVec};
+pub use token_vec::{Buffer, Spare, TokenVec, write_wide};
 pub use tokens::{
     GroupCounts, GroupPlace, GroupRead, PackedGroup, TokenFile, TokenGroup, TokenSource,
 };

@@ -3,12 +3,16 @@
 //! A row group is written once, read for some steps and given up: with memory of the C library half of
 //! the time of decoding went into page faults. So it lies in huge pages, and comes back to be
 //! filled again.
+//!
+//! Tokens below 65,536 are kept in 16 bits, which halves what is written to memory and read from it.
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use memmap2::{Advice, MmapMut, MmapOptions};
+
+use crate::sys::prefetch;
 
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -17,6 +21,9 @@ const WORTH_ONE: usize = HUGE_PAGE / 8 * 7;
 
 /// Larger buffers are rare, and not kept.
 const LARGEST: usize = 64 << 20;
+
+/// Bytes after which the processor has seen by itself where reading goes.
+const PREFETCH: usize = 2 << 10;
 
 /// Buffers that came back, for the row groups of one source.
 #[derive(Debug)]
@@ -31,14 +38,18 @@ impl Spare {
         Arc::new(Spare { most, idle: Mutex::default() })
     }
 
-    /// No tokens, with room for so many.
+    /// No tokens, and so many are to come.
     pub fn tokens(self: &Arc<Self>, count: usize) -> TokenVec {
-        let bytes = count.saturating_mul(size_of::<i32>());
+        TokenVec { memory: self.buffer(0), wide: false, expected: count }
+    }
+
+    /// Nothing, with room for so many bytes.
+    pub fn buffer(self: &Arc<Self>, bytes: usize) -> Buffer {
         let memory = match bytes {
-            ..WORTH_ONE => Memory::Heap(Vec::with_capacity(count)),
-            _ => self.take(bytes).map_or_else(Memory::heap, Memory::Mapped),
+            ..WORTH_ONE => Memory::heap(bytes),
+            _ => self.take(bytes).map_or_else(|| Memory::heap(bytes), Memory::Mapped),
         };
-        TokenVec { memory, len: 0, home: Arc::downgrade(self) }
+        Buffer { memory, len: 0, home: Arc::downgrade(self) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<MmapMut>> {
@@ -48,13 +59,14 @@ impl Spare {
 
     fn take(&self, bytes: usize) -> Option<MmapMut> {
         let mut idle = self.lock();
-        let fits = |map: &MmapMut| (bytes..=bytes.saturating_mul(2)).contains(&map.len());
+        let whole = bytes.checked_next_multiple_of(HUGE_PAGE)?;
+        let fits = |map: &MmapMut| (whole..=whole.saturating_mul(2)).contains(&map.len());
         if let Some(at) = idle.iter().position(fits) {
             return Some(idle.swap_remove(at));
         }
         drop(idle);
         // The kernel aligns a mapping of whole huge pages to these; what is beyond is never touched.
-        let map = MmapOptions::new().len(bytes.checked_next_multiple_of(HUGE_PAGE)?).map_anon();
+        let map = MmapOptions::new().len(whole).map_anon();
         let map = map.ok()?;
         let huge = footprint(bytes) / HUGE_PAGE * HUGE_PAGE;
         // Without huge pages it is as good, and slower.
@@ -70,98 +82,70 @@ fn footprint(bytes: usize) -> usize {
 }
 
 enum Memory {
-    Heap(Vec<i32>),
+    /// Of words, so that it is aligned for tokens.
+    Heap(Vec<u64>),
     Mapped(MmapMut),
 }
 
 impl Memory {
-    fn heap() -> Memory {
-        Memory::Heap(Vec::new())
+    fn heap(bytes: usize) -> Memory {
+        Memory::Heap(vec![0; bytes.div_ceil(size_of::<u64>())])
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Heap(words) => bytemuck::cast_slice(words),
+            Memory::Mapped(map) => map,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Heap(words) => bytemuck::cast_slice_mut(words),
+            Memory::Mapped(map) => map,
+        }
     }
 }
 
-/// The tokens of a row group. It grows at its end, and is read as a slice.
-pub struct TokenVec {
+/// Bytes in huge pages, unless they are few. It grows at its end while there is room, and is read as a slice.
+pub struct Buffer {
     memory: Memory,
-    /// Of mapped memory; that of the heap knows its own.
     len: usize,
     home: Weak<Spare>,
 }
 
-impl TokenVec {
-    /// Bytes of memory that `tokens` take: 4 each, and what is missing to a huge page if it is little.
-    pub fn bytes_of(tokens: u64) -> u64 {
-        let bytes = usize::try_from(tokens.saturating_mul(4)).unwrap_or(usize::MAX);
-        footprint(bytes) as u64
+impl Buffer {
+    /// Adds bytes. It is `false`, and nothing is added, if there is no room for them.
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) -> bool {
+        let room = self.room(bytes.len()).map(|room| room.copy_from_slice(bytes));
+        self.len += room.map_or(0, |()| bytes.len());
+        room.is_some()
     }
 
-    /// Adds tokens.
-    pub fn extend_from_slice(&mut self, tokens: &[i32]) {
-        if let Memory::Mapped(map) = &mut self.memory {
-            let end = self.len + tokens.len();
-            if let Some(out) = bytemuck::cast_slice_mut(map).get_mut(self.len..end) {
-                out.copy_from_slice(tokens);
-                self.len = end;
-                return;
-            }
-            // There are more than there were said to be.
-            self.memory = Memory::Heap(self.to_vec());
-        }
-        if let Memory::Heap(vec) = &mut self.memory {
-            vec.extend_from_slice(tokens);
-        }
+    /// The next `bytes`, if there are so many.
+    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        self.memory.bytes_mut().get_mut(self.len..)?.get_mut(..bytes)
     }
 
-    /// Adds bytes as they are, and any that are missing to a whole token. It is `false`, and nothing is added, if
-    /// there is no room for them.
-    pub fn extend_from_bytes(&mut self, bytes: &[u8]) -> bool {
-        let count = bytes.len().div_ceil(size_of::<i32>());
-        match &mut self.memory {
-            Memory::Mapped(map) => {
-                let from = self.len * size_of::<i32>();
-                if count > map.len() / size_of::<i32>() - self.len {
-                    return false;
-                }
-                map[from..from + bytes.len()].copy_from_slice(bytes);
-                self.len += count;
-            }
-            Memory::Heap(vec) => {
-                let from = vec.len();
-                if count > vec.capacity() - from {
-                    return false;
-                }
-                vec.resize(from + count, 0);
-                let out: &mut [u8] = bytemuck::cast_slice_mut(&mut vec[from..]);
-                out[..bytes.len()].copy_from_slice(bytes);
-            }
-        }
-        true
-    }
-
-    /// Removes all tokens.
-    pub fn clear(&mut self) {
-        match &mut self.memory {
-            Memory::Heap(vec) => vec.clear(),
-            Memory::Mapped(_) => self.len = 0,
-        }
+    /// An empty one from where this one is from.
+    fn another(&self, bytes: usize) -> Buffer {
+        let fresh = || Buffer { memory: Memory::heap(bytes), len: 0, home: Weak::new() };
+        self.home.upgrade().map_or_else(fresh, |home| home.buffer(bytes))
     }
 }
 
-impl Deref for TokenVec {
-    type Target = [i32];
+impl Deref for Buffer {
+    type Target = [u8];
 
-    fn deref(&self) -> &[i32] {
-        match &self.memory {
-            Memory::Heap(vec) => vec,
-            Memory::Mapped(map) => &bytemuck::cast_slice(map)[..self.len],
-        }
+    fn deref(&self) -> &[u8] {
+        &self.memory.bytes()[..self.len]
     }
 }
 
-impl Drop for TokenVec {
+impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(home) = self.home.upgrade() else { return };
-        if let Memory::Mapped(map) = std::mem::replace(&mut self.memory, Memory::heap())
+        if let Memory::Mapped(map) = std::mem::replace(&mut self.memory, Memory::heap(0))
             && map.len() <= LARGEST
         {
             let mut idle = home.lock();
@@ -172,21 +156,157 @@ impl Drop for TokenVec {
     }
 }
 
+/// The tokens of a row group. It grows at its end.
+pub struct TokenVec {
+    memory: Buffer,
+    /// Tokens have 32 bits; else 16, in which all of them fit.
+    wide: bool,
+    /// How many there will be, as far as is known.
+    expected: usize,
+}
+
+impl TokenVec {
+    /// Bytes of memory that `tokens` take at the most: 4 each, and what is missing to a huge page if it is
+    /// little.
+    pub fn bytes_of(tokens: u64) -> u64 {
+        let bytes = usize::try_from(tokens.saturating_mul(4)).unwrap_or(usize::MAX);
+        footprint(bytes) as u64
+    }
+
+    /// Bytes of memory that these tokens take.
+    pub fn bytes(&self) -> u64 {
+        footprint(self.memory.len()) as u64
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.memory.len() / self.width()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// All of them.
+    pub fn to_vec(&self) -> Vec<i32> {
+        let mut out = vec![0; self.len()];
+        self.copy(0, bytemuck::cast_slice_mut(&mut out));
+        out
+    }
+
+    fn width(&self) -> usize {
+        if self.wide { size_of::<i32>() } else { size_of::<u16>() }
+    }
+
+    /// Adds tokens.
+    pub fn extend_from_slice(&mut self, tokens: &[i32]) {
+        let narrow = |all: u32| all <= u16::MAX.into();
+        if self.is_empty() {
+            // Those of a large vocabulary have wide ones among the first, so that none are moved.
+            self.wide = !narrow(tokens.iter().fold(0, |all, &token| all | token as u32));
+        }
+        if !self.wide {
+            let room = self.room(2 * tokens.len());
+            let out: &mut [u16] = bytemuck::cast_slice_mut(room);
+            let mut all = 0;
+            for (out, &token) in out.iter_mut().zip(tokens) {
+                *out = token as u16;
+                all |= token as u32;
+            }
+            if narrow(all) {
+                self.memory.len += 2 * tokens.len();
+                return;
+            }
+            self.widen();
+        }
+        self.room(4 * tokens.len()).copy_from_slice(bytemuck::cast_slice(tokens));
+        self.memory.len += 4 * tokens.len();
+    }
+
+    /// Adds tokens that have 16 bits.
+    pub fn extend_from_narrow(&mut self, tokens: &[u16]) {
+        self.wide &= !self.is_empty();
+        if self.wide {
+            write_wide(tokens, self.room(4 * tokens.len()));
+        } else {
+            self.room(2 * tokens.len()).copy_from_slice(bytemuck::cast_slice(tokens));
+        }
+        self.memory.len += self.width() * tokens.len();
+    }
+
+    /// Room for so many bytes behind the last token.
+    fn room(&mut self, bytes: usize) -> &mut [u8] {
+        if self.memory.room(bytes).is_none() {
+            let all = self.memory.len() + bytes;
+            // If there are more than there were said to be, there may be many more.
+            let more = if self.is_empty() { all } else { 2 * all };
+            let mut memory = self.memory.another(more.max(self.width() * self.expected));
+            memory.extend_from_slice(&self.memory);
+            self.memory = memory;
+        }
+        self.memory.room(bytes).unwrap_or_default()
+    }
+
+    fn widen(&mut self) {
+        let count = self.len();
+        let mut memory = self.memory.another(4 * self.expected.max(count));
+        if let Some(room) = memory.room(4 * count) {
+            self.copy(0, room);
+            memory.len = 4 * count;
+        }
+        (self.memory, self.wide) = (memory, true);
+    }
+
+    /// Has the processor fetch `count` tokens from number `from` on, which are copied next; of many, the first.
+    pub fn prefetch(&self, from: usize, count: usize) {
+        let (width, most) = (self.width(), PREFETCH);
+        let bytes = self.memory.get(from.saturating_mul(width)..).unwrap_or_default();
+        prefetch(&bytes[..bytes.len().min(count.saturating_mul(width)).min(most)]);
+    }
+
+    /// Writes the tokens from number `from` on to `out`, as little-endian bytes. It is `false` if there are
+    /// not so many.
+    pub fn copy(&self, from: usize, out: &mut [u8]) -> bool {
+        let place = from..from.saturating_add(out.len() / 4);
+        // Little-endian, as the host is: the store builds on no other.
+        if self.wide {
+            let tokens: Option<&[i32]> = bytemuck::cast_slice(&self.memory).get(place);
+            return tokens.map(|t| out.copy_from_slice(bytemuck::cast_slice(t))).is_some();
+        }
+        let tokens: Option<&[u16]> = bytemuck::cast_slice(&self.memory).get(place);
+        tokens.map(|tokens| write_wide(tokens, out)).is_some()
+    }
+}
+
+/// Writes tokens of 16 bits to `out`, as little-endian bytes of 32 bits each.
+pub fn write_wide(tokens: &[u16], out: &mut [u8]) {
+    match bytemuck::try_cast_slice_mut::<u8, u32>(out) {
+        Ok(out) => out.iter_mut().zip(tokens).for_each(|(out, &token)| *out = token.into()),
+        Err(_) => out.chunks_exact_mut(4).zip(tokens).for_each(|(out, &token)| {
+            out.copy_from_slice(&u32::from(token).to_le_bytes());
+        }),
+    }
+}
+
 impl Default for TokenVec {
     fn default() -> Self {
-        Vec::new().into()
+        let memory = Buffer { memory: Memory::heap(0), len: 0, home: Weak::new() };
+        TokenVec { memory, wide: false, expected: 0 }
     }
 }
 
 impl From<Vec<i32>> for TokenVec {
     fn from(tokens: Vec<i32>) -> Self {
-        TokenVec { memory: Memory::Heap(tokens), len: 0, home: Weak::new() }
+        let mut all = TokenVec { expected: tokens.len(), ..TokenVec::default() };
+        all.extend_from_slice(&tokens);
+        all
     }
 }
 
 impl PartialEq for TokenVec {
     fn eq(&self, other: &Self) -> bool {
-        **self == **other
+        self.to_vec() == other.to_vec()
     }
 }
 
@@ -194,7 +314,7 @@ impl Eq for TokenVec {}
 
 impl fmt::Debug for TokenVec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
+        self.to_vec().fmt(f)
     }
 }
 
@@ -202,25 +322,44 @@ impl fmt::Debug for TokenVec {
 mod tests {
     use super::*;
 
-    fn numbers(count: usize) -> Vec<i32> {
-        (0..count as i32).collect()
-    }
-
     #[test]
     fn tokens_are_those_that_were_added_in_whatever_memory() {
         let spare = Spare::new(1);
         for room in [0, 10, WORTH_ONE / 4, 3 * HUGE_PAGE / 4 + 17] {
             // As many as there is room for, fewer, and more.
             for count in [room, room / 2, room + 1, 3 * room + 5] {
-                let want = numbers(count);
-                let mut tokens = spare.tokens(room);
-                want.chunks(1000).for_each(|some| tokens.extend_from_slice(some));
-                assert!(*tokens == *want, "{count} of {room}");
-                assert_eq!(tokens, TokenVec::from(want));
-                tokens.clear();
-                assert!(tokens.is_empty());
-                tokens.extend_from_slice(&[7]);
-                assert_eq!(*tokens, [7]);
+                // All in 16 bits, from the first on in more, from somewhere on, and the last.
+                let last = count as i32 - 1;
+                let odd = [(0, 65_535), (0, 65_536), (last / 2, -1), (last, i32::MAX)];
+                for (at, token) in odd {
+                    let mut want: Vec<i32> = (0..count as i32).map(|i| i % 65_521).collect();
+                    if let Some(odd) = want.get_mut(at as usize) {
+                        *odd = token;
+                    }
+                    let mut tokens = spare.tokens(room);
+                    want.chunks(1000).for_each(|some| tokens.extend_from_slice(some));
+                    assert!(tokens.to_vec() == want, "{count} of {room}, {token} at {at}");
+                    let wide = count > 0 && token != 65_535;
+                    assert_eq!(tokens.len(), count);
+                    assert_eq!(tokens.bytes(), footprint(if wide { 4 } else { 2 } * count) as u64);
+                    // From somewhere on, to memory of any alignment.
+                    let (from, len) = (count / 3, count / 2);
+                    let mut out = vec![0; 4 * len + 8];
+                    for shift in 0..4 {
+                        assert!(tokens.copy(from, &mut out[shift..shift + 4 * len]));
+                        let got = out[shift..]
+                            .chunks_exact(4)
+                            .map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                        assert!(got.take(len).eq(want[from..from + len].iter().copied()));
+                    }
+                    assert!(!tokens.copy(count, &mut [0; 4]));
+                    assert_eq!(tokens, TokenVec::from(want.clone()));
+                    // Those of 16 bits go behind any others.
+                    let narrow: Vec<u16> = (0..1000).map(|i| i * 65).collect();
+                    tokens.extend_from_narrow(&narrow);
+                    want.extend(narrow.iter().map(|&token| i32::from(token)));
+                    assert_eq!(tokens, TokenVec::from(want));
+                }
             }
         }
     }
@@ -228,37 +367,34 @@ mod tests {
     #[test]
     fn bytes_are_added_while_there_is_room() {
         let spare = Spare::new(1);
-        for room in [10, HUGE_PAGE / 4] {
-            let mut memory = spare.tokens(room);
-            let all = numbers(room);
-            let bytes: &[u8] = bytemuck::cast_slice(&all);
-            assert!(memory.extend_from_bytes(&bytes[..7]));
-            assert_eq!(memory.len(), 2);
-            assert!(memory.extend_from_bytes(&bytes[8..4 * room - 3]));
-            assert_eq!(memory.len(), room);
-            let added: &[u8] = bytemuck::cast_slice(&memory);
-            assert!(added[..7] == bytes[..7] && added[8..4 * room - 3] == bytes[8..4 * room - 3]);
-            let full = memory.extend_from_bytes(&vec![1; 4 * room]);
-            assert!(!full && memory.len() == room);
+        for room in [40, HUGE_PAGE] {
+            let mut memory = spare.buffer(room);
+            let all: Vec<u8> = (0..room).map(|i| (i % 251) as u8).collect();
+            assert!(memory.extend_from_slice(&all[..7]));
+            assert!(memory.extend_from_slice(&all[7..room - 3]));
+            assert!(memory[..] == all[..room - 3]);
+            assert!(!memory.extend_from_slice(&all[..20]));
+            assert!(memory.extend_from_slice(&all[room - 3..]));
+            assert!(memory[..] == all);
         }
     }
 
     #[test]
     fn so_many_buffers_as_told_are_kept_and_each_has_one_owner() {
         let spare = Spare::new(2);
-        let room = HUGE_PAGE / 4;
-        let mut all: Vec<TokenVec> = (0..4).map(|_| spare.tokens(room)).collect();
-        all.iter_mut().for_each(|tokens| tokens.extend_from_slice(&numbers(room)));
+        let room = HUGE_PAGE;
+        let mut all: Vec<Buffer> = (0..4).map(|_| spare.buffer(room)).collect();
+        assert!(all.iter_mut().all(|buffer| buffer.extend_from_slice(&vec![1; room])));
         drop(all);
         assert_eq!(spare.lock().len(), 2);
-        let (mut a, mut b) = (spare.tokens(room), spare.tokens(room - 9));
+        let (mut a, mut b) = (spare.buffer(room), spare.buffer(room - 9));
         assert!(a.is_empty() && spare.lock().is_empty());
         a.extend_from_slice(&[1]);
         b.extend_from_slice(&[2]);
         assert_eq!((&*a, &*b), (&[1][..], &[2][..]));
         // Another one is not taken for what is much smaller.
         drop(a);
-        let other = spare.tokens(room / 2);
+        let other = spare.buffer(room / 2);
         assert_eq!(spare.lock().len(), 1);
         drop(spare);
         drop((b, other));

@@ -8,6 +8,9 @@ use std::time::SystemTime;
 use crate::token_vec::TokenVec;
 use crate::{DType, Result};
 
+/// Bytes that a document takes, with its places in the lanes.
+const DOCUMENT: u64 = 48;
+
 /// How much is in a row group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupCounts {
@@ -18,10 +21,10 @@ pub struct GroupCounts {
 }
 
 impl GroupCounts {
-    /// Bytes that the row group takes in memory when it is decoded: 4 a token (if up to 256 KiB are missing
-    /// to whole huge pages, these, too), and 48 a document, with its places in the lanes.
+    /// Bytes that the row group takes in memory at the most when it is decoded: 4 a token (if up to 256 KiB
+    /// are missing to whole huge pages, these, too), and 48 a document, with its places in the lanes.
     pub fn decoded_bytes(self) -> u64 {
-        TokenVec::bytes_of(self.tokens).saturating_add(self.documents.saturating_mul(48))
+        TokenVec::bytes_of(self.tokens).saturating_add(self.documents.saturating_mul(DOCUMENT))
     }
 }
 
@@ -32,6 +35,14 @@ pub struct TokenGroup {
     pub tokens: TokenVec,
     /// Tokens of each document.
     pub lengths: Vec<u32>,
+}
+
+impl TokenGroup {
+    /// Bytes that it takes in memory: [`decoded_bytes`](GroupCounts::decoded_bytes), or with 2 a token if all
+    /// of them are below 65,536.
+    pub fn bytes(&self) -> u64 {
+        self.tokens.bytes().saturating_add(self.lengths.len() as u64 * DOCUMENT)
+    }
 }
 
 /// A row group whose documents are known, and whose tokens are decoded when they are asked for. It takes

@@ -39,8 +39,8 @@ class TokenLoader:
     (``{"a": 0.7, "b": 0.3}``, with at most nine digits behind the point): which source each row
     comes from is a function of seed and step.
 
-    ``budget`` bounds the bytes of decoded row groups (4 a token and 48 a document); ``None`` takes
-    what a step needs and a window more to read ahead. ``prefetch`` steps are made ahead by a
+    ``budget`` bounds the bytes of decoded row groups (48 a document, and 2 a token where all are
+    below 65,536, else 4); ``None`` takes what a step needs and a window more to read ahead. ``prefetch`` steps are made ahead by a
     thread; with 0 each is made when it is asked for. ``threads`` decode, as many as there are
     cores if 0. ``storage_options`` (``endpoint``, ``region``, ``access_key_id`` …) come before the
     environment's ``AWS_*`` and the like, and are never shown.

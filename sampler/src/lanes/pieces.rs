@@ -10,23 +10,34 @@ use crate::permutation::Permutation;
 pub struct WindowPieces {
     window: Window,
     seq_len: u64,
-    /// Documents that have tokens: number of the document in the window, and the tokens before it.
-    documents: Vec<(u64, u64)>,
-    /// The documents of each row group: how many there are up to its end, and tokens likewise.
-    groups: Vec<(u64, u64)>,
     pieces: Vec<Piece>,
+    /// Tokens of the lane's stretch up to the end of each piece. By themselves, as they are searched.
+    ends: Vec<u64>,
     /// Where each lane's pieces are.
     lanes: Vec<Lane>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Piece {
-    /// Index in `documents`.
+    /// The row group, by its place in the window.
+    place: usize,
+    /// The document, by its place in the row group.
     document: usize,
-    /// Where it begins in the window.
+    /// Tokens of the document before it.
+    offset: u64,
+    /// Tokens of the row group before it.
     begin: u64,
-    /// Tokens of the lane's stretch up to its end.
-    end: u64,
+}
+
+/// A document that has tokens.
+struct Document {
+    place: usize,
+    /// Its place in the row group.
+    number: usize,
+    /// Tokens of the window before it.
+    begin: u64,
+    /// Tokens of the window before its row group.
+    group: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -62,55 +73,52 @@ impl WindowPieces {
         lengths: impl Fn(usize) -> &'a [u32],
     ) -> Self {
         let needed = epoch.needed(&window);
-        let all_groups = epoch.groups(&window);
-        // Memory is taken once, and what is left over is given back: it is kept for some time.
         let mut documents = Vec::with_capacity(needed.clone().map(|p| lengths(p).len()).sum());
-        let mut groups = Vec::with_capacity(all_groups.len());
-        let (mut count, mut tokens) = (0u64, 0u64);
-        for (place, &group) in all_groups.iter().enumerate() {
-            let end = tokens + lanes.tokens[group as usize];
+        let mut end = 0u64;
+        for (place, &row_group) in epoch.groups(&window).iter().enumerate() {
+            let group = end;
+            end += lanes.tokens[row_group as usize];
             if needed.contains(&place) {
-                for &len in lengths(place) {
+                let mut begin = group;
+                for (number, &len) in lengths(place).iter().enumerate() {
                     if len > 0 {
-                        documents.push((count, tokens));
+                        documents.push(Document { place, number, begin, group });
                     }
-                    count += 1;
-                    tokens += u64::from(len);
+                    begin += u64::from(len);
                 }
-                debug_assert_eq!(tokens, end, "lengths and counts differ");
+                debug_assert_eq!(begin, end, "lengths and counts differ");
             }
-            tokens = end;
-            groups.push((count, tokens));
         }
-        documents.shrink_to_fit();
         let seed = window.seed(lanes.spec.seed);
         let own = lanes.spec.own_lanes();
         let count = (own.end - own.start) as usize;
+        // One for each document, and where a lane ends in one, another one. Memory is taken once, and what is
+        // left over is given back: it is kept for some time.
+        let most = documents.len() + count;
         let mut all = Self {
             window,
             seq_len: lanes.spec.seq_len,
-            // One for each document, and where a lane ends in one, another one.
-            pieces: Vec::with_capacity(documents.len() + count),
+            pieces: Vec::with_capacity(most),
+            ends: Vec::with_capacity(most),
             lanes: Vec::with_capacity(count),
-            documents,
-            groups,
         };
         let mut order = Vec::new();
         for lane in own {
-            all.cut(lane, seed, &mut order);
+            all.cut(lane, seed, &documents, &mut order);
         }
         all.pieces.shrink_to_fit();
+        all.ends.shrink_to_fit();
         all
     }
 
     /// Adds a lane. `order` is room that is used again.
-    fn cut(&mut self, lane: u64, seed: u64, order: &mut Vec<u64>) {
+    fn cut(&mut self, lane: u64, seed: u64, documents: &[Document], order: &mut Vec<u64>) {
         let stretch = self.window.stretch(lane);
         let from = self.pieces.len();
         let end = stretch.begin + stretch.len;
         if stretch.len > 0 {
-            let first = self.documents.partition_point(|&(_, begin)| begin <= stretch.begin) - 1;
-            let last = self.documents.partition_point(|&(_, begin)| begin < end);
+            let first = documents.partition_point(|document| document.begin <= stretch.begin) - 1;
+            let last = documents.partition_point(|document| document.begin < end);
             let count = (last - first) as u64;
             order.clear();
             order.resize(last - first, 0);
@@ -118,10 +126,12 @@ impl WindowPieces {
             let mut had = 0;
             for &at in order.iter() {
                 let at = first + at as usize;
-                let begin = self.documents[at].1.max(stretch.begin);
-                let until = self.documents.get(at + 1).map_or(end, |next| next.1.min(end));
-                had += until - begin;
-                self.pieces.push(Piece { document: at, begin, end: had });
+                let Document { place, number: document, begin, group } = documents[at];
+                let offset = stretch.begin.saturating_sub(begin);
+                let until = documents.get(at + 1).map_or(end, |next| next.begin.min(end));
+                had += until - begin - offset;
+                self.pieces.push(Piece { place, document, offset, begin: begin + offset - group });
+                self.ends.push(had);
             }
         }
         self.lanes.push(Lane {
@@ -141,7 +151,7 @@ impl WindowPieces {
         fn of<T>(all: &Vec<T>) -> usize {
             all.capacity() * size_of::<T>()
         }
-        (of(&self.documents) + of(&self.pieces) + of(&self.groups) + of(&self.lanes)) as u64
+        (of(&self.pieces) + of(&self.ends) + of(&self.lanes)) as u64
     }
 
     /// What `step`'s row of a lane has of this window, in the order of the row. Lanes are those of
@@ -151,34 +161,23 @@ impl WindowPieces {
         let row = u128::from(step) * u128::from(self.seq_len);
         let within = |at: u128| at.saturating_sub(*had).min(u128::from(*len)) as u64;
         let (from, until) = (within(row), within(row + u128::from(self.seq_len)));
-        let pieces = &self.pieces[pieces.clone()];
-        let first = pieces.partition_point(|piece| piece.end <= from);
+        let (pieces, ends) = (&self.pieces[pieces.clone()], &self.ends[pieces.clone()]);
+        let first = ends.partition_point(|&end| end <= from);
         let mut begin = match first {
             0 => 0,
-            n => pieces[n - 1].end,
+            n => ends[n - 1],
         };
-        pieces[first..].iter().map_while(move |piece| {
-            let (start, end) = (begin.max(from), piece.end.min(until));
+        pieces[first..].iter().zip(&ends[first..]).map_while(move |(piece, &piece_end)| {
+            let (start, end) = (begin.max(from), piece_end.min(until));
             let skipped = start - begin;
-            begin = piece.end;
-            (start < end).then(|| self.segment(piece, skipped, end - start))
+            begin = piece_end;
+            (start < end).then(|| Segment {
+                place: piece.place,
+                document: piece.document as u64,
+                offset: piece.offset + skipped,
+                begin: piece.begin + skipped,
+                len: end - start,
+            })
         })
-    }
-
-    fn segment(&self, piece: &Piece, skipped: u64, len: u64) -> Segment {
-        let (document, document_begin) = self.documents[piece.document];
-        let begin = piece.begin + skipped;
-        let place = self.groups.partition_point(|&(documents, _)| documents <= document);
-        let (documents_before, tokens_before) = match place {
-            0 => (0, 0),
-            n => self.groups[n - 1],
-        };
-        Segment {
-            place,
-            document: document - documents_before,
-            offset: begin - document_begin,
-            begin: begin - tokens_before,
-            len,
-        }
     }
 }

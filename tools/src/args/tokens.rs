@@ -69,8 +69,9 @@ impl fmt::Debug for TokenSources {
 pub struct TokenArgs {
     #[command(flatten)]
     pub sources: TokenSources,
-    /// Bytes that decoded row groups may take: 4 a token and 48 a document. Left out, what the spec
-    /// needs and a window more to read ahead; later epochs are fast if all of the data fits
+    /// Bytes that decoded row groups may take: 48 a document, and 2 a token where all are below 65,536,
+    /// else 4. Left out, what the spec needs and a window more to read ahead; later epochs are fast
+    /// if all of the data fits
     #[arg(long, value_name = "SIZE")]
     pub budget: Option<ByteSize>,
 }

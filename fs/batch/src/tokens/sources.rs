@@ -48,7 +48,7 @@ pub struct TokenFigures {
 
 impl Tokens {
     /// Takes a source. `budget` bounds the decoded row groups in memory; without one it is what
-    /// `spec` needs, and a window more to read ahead.
+    /// `spec` needs, and a window more to read ahead, and where tokens take 16 bits half of it stays unused.
     ///
     /// # Errors
     /// [`Error::Sample`] if the spec does not fit the data; [`Error::Budget`] if the budget is too
@@ -140,10 +140,12 @@ impl Tokens {
         let need = need(&*source, &firsts, &spec);
         // What nobody asked for is not more than the machine has.
         let limit = budget.unwrap_or_else(|| need.ample().min(machine().unwrap_or(u64::MAX)));
+        // More windows than are needed would cost memory that is new, which takes as long as decoding.
+        let refund = budget.is_some() || limit < need.ample();
         check_budget(limit, need, &*source, &spec)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = if threads == 0 { cores } else { threads };
-        let groups = Groups::new(source, firsts.clone(), limit, threads)
+        let groups = Groups::new(source, firsts.clone(), limit, refund, threads)
             .map_err(|e| Error::Dataset(format!("cannot start a thread: {e}")))?;
         Ok(Arc::new(Tokens {
             groups,

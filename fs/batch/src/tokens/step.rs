@@ -68,16 +68,22 @@ impl Step<'_> {
     }
 
     fn copy(&self, rows: Range<u64>, mut out: &mut [u8]) -> Result<(), Store> {
+        let mut copy = |(group, segment): (usize, Segment)| {
+            let split = std::mem::take(&mut out).split_at_mut_checked(4 * segment.len as usize);
+            let (now, later) = split.ok_or_else(|| self.inconsistent())?;
+            out = later;
+            let copied = self.pinned.copy(group, segment.begin as usize, now)?;
+            if copied { Ok(()) } else { Err(self.inconsistent()) }
+        };
+        // The next piece lies anywhere, and what is fetched meanwhile need not be waited for.
+        let mut piece = None;
         for row in rows {
-            for (group, segment) in self.segments(row) {
-                let split = out.split_at_mut_checked(4 * segment.len as usize);
-                let (now, later) = split.ok_or_else(|| self.inconsistent())?;
-                if !self.pinned.copy(group, segment.begin as usize, now)? {
-                    return Err(self.inconsistent());
-                }
-                out = later;
+            for (group, next) in self.segments(row) {
+                self.pinned.prefetch(group, next.begin as usize, next.len as usize);
+                piece.replace((group, next)).map_or(Ok(()), &mut copy)?;
             }
         }
+        piece.map_or(Ok(()), &mut copy)?;
         if out.is_empty() { Ok(()) } else { Err(self.inconsistent()) }
     }
 

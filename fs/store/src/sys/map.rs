@@ -94,21 +94,7 @@ impl Mapping {
     pub(crate) fn prefetch(&self, offset: usize, len: usize) {
         self.check(offset, len);
         for line in (0..len).step_by(64) {
-            // SAFETY: inside of the mapping, as checked.
-            let p = unsafe { self.map.as_ptr().add(offset + line) };
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a hint, which neither faults nor changes anything; SSE is in the baseline.
-            unsafe {
-                use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T0>(p.cast());
-            }
-            #[cfg(target_arch = "aarch64")]
-            // SAFETY: a hint, which neither faults nor changes anything.
-            unsafe {
-                core::arch::asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, readonly, preserves_flags));
-            }
-            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-            let _ = p;
+            super::prefetch::line(self.map.as_ptr().wrapping_add(offset + line));
         }
     }
 

@@ -17,7 +17,7 @@ use std::thread;
 use batchfs_store::{Error, GroupCounts, TokenSource};
 
 pub(crate) use self::pinned::Pinned;
-use self::state::State;
+use self::state::{Entry, State};
 use super::sources::TokenFigures;
 
 /// Decodes row groups and keeps them while there is room.
@@ -30,6 +30,8 @@ struct Inner {
     /// The first row group of each source.
     firsts: Vec<usize>,
     budget: u64,
+    /// What row groups turn out to take less than was reckoned with is for others.
+    refund: bool,
     state: Mutex<State>,
     /// Held while the source is told what is queued.
     announcing: Mutex<()>,
@@ -43,7 +45,8 @@ struct Inner {
 }
 
 impl Groups {
-    /// Starts `threads` threads that decode.
+    /// Starts `threads` threads that decode. With `refund` the budget is full when the memory is; else when
+    /// there are as many row groups as would fill it with tokens of 32 bits.
     ///
     /// # Errors
     /// If they cannot be started.
@@ -51,12 +54,14 @@ impl Groups {
         source: Arc<dyn TokenSource>,
         firsts: Vec<usize>,
         budget: u64,
+        refund: bool,
         threads: usize,
     ) -> std::io::Result<Groups> {
         let inner = Arc::new(Inner {
             source,
             firsts,
             budget,
+            refund,
             state: Mutex::default(),
             announcing: Mutex::default(),
             work: Condvar::new(),
@@ -89,7 +94,7 @@ impl Groups {
         let ahead = count(&inner.decoded_ahead);
         TokenFigures {
             budget: inner.budget,
-            used: inner.lock().used,
+            used: inner.lock().entries.values().map(Entry::held).sum(),
             decoded: count(&inner.decoded),
             ahead,
             hits: count(&inner.hits),
@@ -115,7 +120,9 @@ impl Groups {
         let mut state = inner.admit(&wanted, soon, little);
         state.kept.clone_from(&wanted);
         state.kept.extend(soon);
-        inner.work.notify_all();
+        if state.is_work() {
+            inner.work.notify_all();
+        }
         let pinned = loop {
             let own = state.demand.iter().position(|group| wanted.contains(group));
             if let Some(group) = own.and_then(|at| state.demand.remove(at)) {

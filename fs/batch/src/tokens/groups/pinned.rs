@@ -1,6 +1,5 @@
 //! Row groups that stay in memory while somebody needs them.
 
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use batchfs_store::{Error, PackedGroup, TokenGroup};
@@ -45,11 +44,17 @@ impl Held {
 
 /// Row groups that stay in memory while this lives.
 pub(crate) struct Pinned {
-    pub(super) groups: HashMap<usize, Held>,
+    /// By their numbers, in order: pieces of them are looked up by the thousand.
+    pub(super) groups: Vec<(usize, Held)>,
     pub(super) inner: Arc<Inner>,
 }
 
 impl Pinned {
+    fn get(&self, group: usize) -> Option<&Held> {
+        let at = self.groups.binary_search_by_key(&group, |(group, _)| *group).ok()?;
+        Some(&self.groups[at].1)
+    }
+
     /// The bytes that all row groups in memory may take.
     pub(crate) fn budget(&self) -> u64 {
         self.inner.budget
@@ -57,19 +62,26 @@ impl Pinned {
 
     /// Tokens of each document of a row group that was asked for.
     pub(crate) fn lengths(&self, group: usize) -> Option<&[u32]> {
-        self.groups.get(&group).map(Held::lengths)
+        self.get(group).map(Held::lengths)
     }
 
     /// Whether some are packed.
     pub(crate) fn packed(&self) -> bool {
-        self.groups.values().any(|held| matches!(held, Held::Packed(_)))
+        self.groups.iter().any(|(_, held)| matches!(held, Held::Packed(_)))
     }
 
     /// Nothing more is needed of those that are packed: they are decoded for the next one.
     pub(crate) fn done(&self) {
         if self.packed() {
-            self.inner.lock().used(self.groups.keys());
+            self.inner.lock().used(self.groups.iter().map(|(group, _)| group));
             self.inner.work.notify_all();
+        }
+    }
+
+    /// Says that so many tokens of a row group that was asked for are copied next.
+    pub(crate) fn prefetch(&self, group: usize, from: usize, count: usize) {
+        if let Some(Held::Whole(group)) = self.get(group) {
+            group.tokens.prefetch(from, count);
         }
     }
 
@@ -79,20 +91,15 @@ impl Pinned {
     /// # Errors
     /// What is damaged, which shows in a packed row group only now.
     pub(crate) fn copy(&self, group: usize, from: usize, out: &mut [u8]) -> Result<bool, Error> {
-        let whole = |whole: &TokenGroup, out: &mut [u8]| {
-            let tokens = whole.tokens.get(from..from.saturating_add(out.len() / 4));
-            // Little-endian, as the host is: the store builds on no other.
-            tokens.map(|tokens| out.copy_from_slice(bytemuck::cast_slice(tokens))).is_some()
-        };
         let inner = &self.inner;
-        match self.groups.get(&group) {
-            Some(Held::Whole(group)) => Ok(whole(group, out)),
+        match self.get(group) {
+            Some(Held::Whole(group)) => Ok(group.tokens.copy(from, out)),
             Some(Held::Packed(packed)) => {
                 if packed.whole.get().is_none() && packed.group.copy(from, out) {
                     return Ok(true);
                 }
                 match packed.whole.get_or_init(|| inner.ask(group, || inner.source.read(group))) {
-                    Ok(group) => Ok(whole(group, out)),
+                    Ok(group) => Ok(group.tokens.copy(from, out)),
                     Err(error) => {
                         inner.lock().failed.insert(group);
                         Err(error.again())
@@ -107,6 +114,6 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         self.done();
-        self.inner.unpin(self.groups.keys().copied());
+        self.inner.unpin(self.groups.iter().map(|(group, _)| *group));
     }
 }

@@ -11,7 +11,7 @@ use super::pinned::{Held, Packed};
 #[derive(Default)]
 pub(super) struct State {
     pub(super) entries: HashMap<usize, Entry>,
-    /// Bytes of all entries.
+    /// Bytes that all entries are reckoned with.
     pub(super) used: u64,
     pub(super) clock: u64,
     pub(super) demand: VecDeque<usize>,
@@ -52,6 +52,16 @@ pub(super) enum Content {
     Failed(Error),
 }
 
+impl Entry {
+    /// Bytes that it takes, as far as is known.
+    pub(super) fn held(&self) -> u64 {
+        match &self.content {
+            Content::Here(group) => group.bytes(),
+            _ => self.bytes,
+        }
+    }
+}
+
 impl State {
     /// Removes what was queued and never begun.
     pub(super) fn forget(&mut self, group: usize) {
@@ -61,6 +71,11 @@ impl State {
         {
             self.used -= entry.bytes;
         }
+    }
+
+    /// Whether there is something to decode.
+    pub(super) fn is_work(&self) -> bool {
+        !(self.demand.is_empty() && self.unpack.is_empty() && self.ahead.is_empty())
     }
 
     /// What is queued to be read, in that order.
@@ -119,26 +134,27 @@ impl State {
         true
     }
 
-    /// All of them, once each is there or has failed.
+    /// All of them by their numbers, in order, once each is there or has failed.
     #[allow(clippy::type_complexity)]
     pub(super) fn collect(
         &self,
         wanted: &HashSet<usize>,
-    ) -> Option<Result<HashMap<usize, Held>, Error>> {
-        let mut all = HashMap::with_capacity(wanted.len());
+    ) -> Option<Result<Vec<(usize, Held)>, Error>> {
+        let mut all = Vec::with_capacity(wanted.len());
         let mut failed = None;
         for group in wanted {
             match self.entries.get(group).map(|entry| &entry.content) {
                 Some(Content::Here(here)) => {
-                    all.insert(*group, Held::Whole(here.clone()));
+                    all.push((*group, Held::Whole(here.clone())));
                 }
                 Some(Content::Packed(packed)) => {
-                    all.insert(*group, Held::Packed(packed.clone()));
+                    all.push((*group, Held::Packed(packed.clone())));
                 }
                 Some(Content::Failed(error)) => failed = Some(error.again()),
                 _ => return None,
             }
         }
+        all.sort_unstable_by_key(|(group, _)| *group);
         Some(failed.map_or(Ok(all), Err))
     }
 }

@@ -83,7 +83,7 @@ fn until_waiting(groups: &Groups, count: usize) {
 fn a_large_row_group_is_not_overtaken_by_small_ones() {
     let source = Arc::new(sizes(&[600, 900, 50, 50, 50]));
     // The first beside all small ones, or the large one beside one of them.
-    let groups = Groups::new(source, vec![0], budget(950, 5), 0).unwrap();
+    let groups = Groups::new(source, vec![0], budget(950, 5), false, 0).unwrap();
     let (tell, told) = channel();
     thread::scope(|scope| {
         let first = groups.pin(&[0], &[], false).unwrap();
@@ -119,7 +119,7 @@ fn nothing_is_begun_ahead_while_somebody_waits_for_room() {
     let (go, gate) = channel();
     let mut source = sizes(&[400, 400, 900]);
     source.gate = Some((begun, Mutex::new(gate)));
-    let groups = Groups::new(Arc::new(source), vec![0], budget(900, 2), 1).unwrap();
+    let groups = Groups::new(Arc::new(source), vec![0], budget(900, 2), false, 1).unwrap();
     assert!(groups.ahead(&[0, 1]));
     assert_eq!(seen.recv().unwrap(), 0);
     thread::scope(|scope| {
@@ -134,9 +134,27 @@ fn nothing_is_begun_ahead_while_somebody_waits_for_room() {
 }
 
 #[test]
+fn what_row_groups_take_less_than_was_reckoned_with_is_for_others() {
+    // Tokens that fit into 16 bits, and are reckoned with 32 before that is known.
+    let four = |refund| {
+        let source = Arc::new(sizes(&[400; 4]));
+        let groups = Groups::new(source, vec![0], budget(1200, 3), refund, 0).unwrap();
+        (0..4).for_each(|group| drop(groups.pin(&[group], &[], false).unwrap()));
+        drop(groups.pin(&[0], &[], false).unwrap());
+        groups.figures()
+    };
+    let refunded = four(true);
+    assert_eq!((refunded.decoded, refunded.hits), (4, 1));
+    assert_eq!(refunded.used, 4 * (800 + 48));
+    let kept = four(false);
+    assert_eq!((kept.decoded, kept.hits), (5, 0));
+    assert_eq!(kept.used, 3 * (800 + 48));
+}
+
+#[test]
 fn a_source_is_told_all_that_is_queued_what_is_waited_for_first() {
     let source = Arc::new(sizes(&[10; 8]));
-    let groups = Groups::new(source.clone(), vec![0], budget(80, 8), 0).unwrap();
+    let groups = Groups::new(source.clone(), vec![0], budget(80, 8), false, 0).unwrap();
     let said = || std::mem::take(&mut *source.announced.lock().unwrap());
     assert!(groups.ahead(&[0, 1, 2]));
     assert_eq!(said(), [[0, 1, 2]]);
@@ -224,7 +242,7 @@ impl TokenSource for Packs {
 fn packs() -> (Arc<Packs>, Groups) {
     let counts = vec![GroupCounts { tokens: 100, documents: 1 }; 3];
     let source = Arc::new(Packs { counts, reads: AtomicU64::new(0) });
-    let groups = Groups::new(source.clone(), vec![0], u64::MAX, 0).unwrap();
+    let groups = Groups::new(source.clone(), vec![0], u64::MAX, true, 0).unwrap();
     (source, groups)
 }
 

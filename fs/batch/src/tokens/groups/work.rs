@@ -89,9 +89,16 @@ impl Inner {
         if read.is_err() {
             state.failed.insert(group);
         }
+        let mut refund = 0;
         if let Some(entry) = state.entries.get_mut(&group) {
             match read {
-                Ok(GroupRead::Whole(whole)) => entry.content = Content::Here(Arc::new(whole)),
+                Ok(GroupRead::Whole(whole)) => {
+                    entry.content = Content::Here(Arc::new(whole));
+                    if self.refund {
+                        refund = entry.bytes.saturating_sub(entry.held());
+                        entry.bytes -= refund;
+                    }
+                }
                 Ok(GroupRead::Packed(packed)) => {
                     entry.content = Content::Packed(Packed::new(packed));
                 }
@@ -100,6 +107,7 @@ impl Inner {
                 Err(_) => state.forget(group),
             }
         }
+        state.used -= refund;
         drop(state);
         self.changed.notify_all();
     }
