@@ -12,6 +12,7 @@ mod chunk;
 mod column;
 mod count;
 mod decode;
+mod dictionary;
 mod footer;
 mod index;
 mod levels;

@@ -14,8 +14,9 @@ use parquet::column::page::{Page, PageReader as _};
 
 use crate::chunk::Chunk;
 use crate::column::{Column, Ints};
+use crate::dictionary::Dictionary;
 use crate::stripped::{Seen, Stripped};
-use crate::values::{Dictionary, Pages, Values, values_page};
+use crate::values::{Pages, Values, values_page};
 
 /// Pages whose levels were read, and the lengths that these say.
 pub(crate) struct Packed {

@@ -16,7 +16,7 @@ use parquet::errors::Result as ParquetResult;
 
 use crate::chunk::required;
 use crate::column::Ints;
-use crate::runs::{Run, Runs, packed, unpack};
+use crate::dictionary::{Dictionary, Places};
 
 /// Values that are decoded at a time: they stay in the processor's cache.
 const VALUES: usize = 8 << 10;
@@ -107,7 +107,8 @@ impl<P: PageReader> Values<P> {
         if page.encoding() == Encoding::PLAIN {
             return Some(Decoder::Plain(page.buffer().clone()));
         }
-        let dictionary = self.dictionary.iter().filter(|_| places).map(|known| known.page.clone());
+        let dictionary =
+            self.dictionary.iter().filter(|_| places).map(|known| known.page().clone());
         let pages = Pages(dictionary.chain([page]).collect());
         let reader = get_column_reader(required(self.ints).ok()?, Box::new(pages));
         Some(match self.ints.wide() {
@@ -146,28 +147,15 @@ impl<P: PageReader> Values<P> {
     pub(crate) fn next(&mut self, count: usize) -> Option<Tokens<'_>> {
         self.turn()?;
         let count = count.min(self.left).min(VALUES);
-        if !matches!(self.page, Decoder::Places(_)) {
-            self.wide.clear();
+        self.at += count;
+        self.left -= count;
+        if let Decoder::Places(places) = &mut self.page {
+            let dictionary = self.dictionary.as_ref()?;
+            return dictionary.tokens(places, count, &mut self.narrow, &mut self.wide);
         }
+        self.wide.clear();
         match &mut self.page {
-            Decoder::Places(places) => {
-                self.at += count;
-                self.left -= count;
-                return match &self.dictionary.as_ref()?.tokens {
-                    Table::Narrow(table) => {
-                        let out = room(&mut self.narrow, count);
-                        places.next(out, |at| table.get(at).copied()).map(Tokens::Narrow)
-                    }
-                    Table::Wide(table) => {
-                        let out = room(&mut self.wide, count);
-                        places.next(out, |at| table.get(at).copied()).map(Tokens::Wide)
-                    }
-                    Table::Gaps(table) => {
-                        let out = room(&mut self.wide, count);
-                        places.next(out, |at| *table.get(at)?).map(Tokens::Wide)
-                    }
-                };
-            }
+            Decoder::Places(_) => {}
             Decoder::Plain(bytes) => {
                 let bytes = split(bytes, self.ints, count)?;
                 match self.ints.wide() {
@@ -185,61 +173,19 @@ impl<P: PageReader> Values<P> {
                 self.wide.extend(values.iter().map_while(|&value| fits(value)));
             }
         }
-        self.at += count;
-        self.left -= count;
         (self.wide.len() == count).then_some(Tokens::Wide(&self.wide))
     }
 }
 
-/// The tokens that places in pages stand for.
-pub(crate) struct Dictionary {
-    page: Page,
-    tokens: Table,
-}
-
-enum Table {
-    Narrow(Vec<u16>),
-    Wide(Vec<i32>),
-    /// Some values are no tokens, which is damage if they are used.
-    Gaps(Vec<Option<i32>>),
-}
-
-impl Dictionary {
-    pub(crate) fn new(page: Page, ints: Ints) -> Option<Dictionary> {
-        if !matches!(page.encoding(), Encoding::PLAIN | Encoding::PLAIN_DICTIONARY) {
-            return None;
-        }
-        let mut bytes = page.buffer().clone();
-        let bytes = split(&mut bytes, ints, page.num_values() as usize)?;
-        let narrow = plain(&bytes, ints).map(|token| u16::try_from(token?).ok());
-        let tokens = if let Some(all) = narrow.collect() {
-            Table::Narrow(all)
-        } else if let Some(all) = plain(&bytes, ints).collect() {
-            Table::Wide(all)
-        } else {
-            Table::Gaps(plain(&bytes, ints).collect())
-        };
-        Some(Dictionary { page, tokens })
-    }
-}
-
-/// Room for so many values, and never cleared again.
-fn room<T: Default + Clone>(values: &mut Vec<T>, count: usize) -> &mut [T] {
-    if values.len() < count {
-        values.resize(count, T::default());
-    }
-    &mut values[..count]
-}
-
 /// The bytes of the next values that lie as they are.
-fn split(bytes: &mut Bytes, ints: Ints, count: usize) -> Option<Bytes> {
+pub(crate) fn split(bytes: &mut Bytes, ints: Ints, count: usize) -> Option<Bytes> {
     let size = if ints.wide() { size_of::<i64>() } else { size_of::<i32>() };
     let len = count.checked_mul(size).filter(|&len| len <= bytes.len())?;
     Some(bytes.split_to(len))
 }
 
 /// Values that lie as they are; of 64 bits those that are tokens.
-fn plain(bytes: &[u8], ints: Ints) -> impl Iterator<Item = Option<i32>> {
+pub(crate) fn plain(bytes: &[u8], ints: Ints) -> impl Iterator<Item = Option<i32>> {
     let (narrow, wide) = if ints.wide() { (&[][..], bytes) } else { (bytes, &[][..]) };
     let fits = ints.fits();
     let wide = wide.as_chunks().0.iter().map(move |&value| fits(i64::from_le_bytes(value)));
@@ -248,92 +194,6 @@ fn plain(bytes: &[u8], ints: Ints) -> impl Iterator<Item = Option<i32>> {
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = i32> {
     bytes.as_chunks().0.iter().map(|&value| i32::from_le_bytes(value))
-}
-
-/// The places in a dictionary that a page has.
-struct Places {
-    bytes: Bytes,
-    /// Where the next run begins.
-    next: usize,
-    width: u32,
-    /// Places of the runs after this one.
-    left: usize,
-    run: Place,
-    /// The next place of the run.
-    at: usize,
-    /// Places of the run.
-    count: usize,
-}
-
-enum Place {
-    Same(u16),
-    /// Packed, from this byte on.
-    Packed(usize),
-}
-
-impl Places {
-    /// Of a page of `count` values; `None` if places have more than 16 bits.
-    fn new(bytes: Bytes, count: usize) -> Option<Places> {
-        let width = u32::from(*bytes.first()?);
-        let run = Place::Same(0);
-        (width <= 16).then_some(Places { bytes, next: 1, width, left: count, run, at: 0, count: 0 })
-    }
-
-    /// How many the run has left; there is one at least unless all are through.
-    fn turn(&mut self) -> Option<usize> {
-        if self.at == self.count {
-            let bytes = self.bytes.get(self.next..)?;
-            let mut runs = Runs { bytes, width: self.width, left: self.left };
-            (self.run, self.count) = match runs.next()? {
-                Run::Same(place, count) => (Place::Same(place), count),
-                Run::Packed(packed, count) => {
-                    (Place::Packed(self.bytes.len() - runs.bytes.len() - packed.len()), count)
-                }
-            };
-            (self.next, self.left, self.at) = (self.bytes.len() - runs.bytes.len(), runs.left, 0);
-        }
-        Some(self.count - self.at)
-    }
-
-    fn skip(&mut self, mut count: usize) -> Option<()> {
-        while count > 0 {
-            let now = self.turn()?.min(count);
-            self.at += now;
-            count -= now;
-        }
-        Some(())
-    }
-
-    /// Writes what is in the next places to `out`, which it gives back.
-    fn next<'a, T: Copy>(
-        &mut self,
-        out: &'a mut [T],
-        lookup: impl Fn(usize) -> Option<T>,
-    ) -> Option<&'a [T]> {
-        let value = |place: u16| lookup(place.into());
-        let mut done = 0;
-        while done < out.len() {
-            let count = self.turn()?.min(out.len() - done);
-            let now = &mut out[done..done + count];
-            match self.run {
-                Place::Same(place) => now.fill(value(place)?),
-                Place::Packed(from) => {
-                    let bytes = &self.bytes[from..];
-                    // Until a whole byte begins, which is the case at every eighth.
-                    let odd = (self.at.next_multiple_of(8) - self.at).min(count);
-                    let (first, rest) = now.split_at_mut(odd);
-                    for (out, at) in first.iter_mut().zip(self.at..) {
-                        *out = value(packed(bytes, self.width, at))?;
-                    }
-                    let whole = (self.at + odd) / 8 * self.width as usize;
-                    unpack(&bytes[whole..], self.width, rest, &value)?;
-                }
-            }
-            self.at += count;
-            done += count;
-        }
-        Some(out)
-    }
 }
 
 /// Pages in memory.
