@@ -40,10 +40,11 @@ class TokenLoader:
     comes from is a function of seed and step.
 
     ``budget`` bounds the bytes of decoded row groups (48 a document, and 2 a token where all are
-    below 65,536, else 4); ``None`` takes what a step needs and a window more to read ahead. ``prefetch`` steps are made ahead by a
-    thread; with 0 each is made when it is asked for. ``threads`` decode, as many as there are
-    cores if 0. ``storage_options`` (``endpoint``, ``region``, ``access_key_id`` …) come before the
-    environment's ``AWS_*`` and the like, and are never shown.
+    below 65,536, else 4); ``None`` takes what a step needs and a window more to read ahead.
+    ``prefetch`` steps are made ahead by a thread; with 0 each is made when it is asked for.
+    ``threads`` decode, as many as there are cores if 0. ``storage_options`` (``endpoint``,
+    ``region``, ``access_key_id`` …) come before the environment's ``AWS_*`` and the like, and are
+    never shown.
 
     Threads may share a loader: each step is given to one of them. Whatever is made ahead, the
     position is that of the next step that is given. A step that cannot be read raises, and is tried
