@@ -150,7 +150,7 @@ impl Places {
                         *out = value(packed(bytes, self.width, at))?;
                     }
                     let whole = (self.at + odd) / 8 * self.width as usize;
-                    unpack(&bytes[whole..], self.width, rest, &value)?;
+                    unpack(&bytes[whole..], self.width, rest, value)?;
                 }
             }
             self.at += count;
