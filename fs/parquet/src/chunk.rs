@@ -13,7 +13,13 @@ use parquet::schema::types::{ColumnDescPtr, ColumnDescriptor, ColumnPath, Type};
 use serde::{Deserialize, Serialize};
 
 use crate::column::{Column, Ints};
+use crate::footer::check_pages;
 use crate::place::REWRITE;
+
+/// Bytes that any page may take, such as one of a dictionary with more values than are used.
+const PAGE: u64 = 16 << 20;
+/// Bytes that a page may take for each level of its row group: more than level and value take in any encoding.
+const LEVEL: u64 = 32;
 
 /// The token column's chunk in one row group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +123,8 @@ impl Chunk {
             Codec::Lz4Raw => Compression::LZ4_RAW,
             Codec::Zstd => Compression::ZSTD(zstd),
         };
+        let most = PAGE.saturating_add(self.levels.saturating_mul(LEVEL));
+        check_pages(&bytes, most).map_err(ParquetError::General)?;
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let meta = ColumnChunkMetaData::builder(descr.clone())
             .set_compression(compression)

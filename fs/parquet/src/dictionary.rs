@@ -9,12 +9,7 @@ use crate::runs::{Run, Runs, packed, unpack};
 use crate::values::{Tokens, plain, split};
 
 /// The tokens that places in pages stand for.
-pub(crate) struct Dictionary {
-    page: Page,
-    tokens: Table,
-}
-
-enum Table {
+pub(crate) enum Dictionary {
     Narrow(Vec<u16>),
     Wide(Vec<i32>),
     /// Some values are no tokens, which is damage if they are used.
@@ -23,25 +18,20 @@ enum Table {
 
 impl Dictionary {
     /// `None` if it is not in order.
-    pub(crate) fn new(page: Page, ints: Ints) -> Option<Dictionary> {
+    pub(crate) fn new(page: &Page, ints: Ints) -> Option<Dictionary> {
         if !matches!(page.encoding(), Encoding::PLAIN | Encoding::PLAIN_DICTIONARY) {
             return None;
         }
         let mut bytes = page.buffer().clone();
         let bytes = split(&mut bytes, ints, page.num_values() as usize)?;
         let narrow = plain(&bytes, ints).map(|token| u16::try_from(token?).ok());
-        let tokens = if let Some(all) = narrow.collect() {
-            Table::Narrow(all)
+        Some(if let Some(all) = narrow.collect() {
+            Dictionary::Narrow(all)
         } else if let Some(all) = plain(&bytes, ints).collect() {
-            Table::Wide(all)
+            Dictionary::Wide(all)
         } else {
-            Table::Gaps(plain(&bytes, ints).collect())
-        };
-        Some(Dictionary { page, tokens })
-    }
-
-    pub(crate) fn page(&self) -> &Page {
-        &self.page
+            Dictionary::Gaps(plain(&bytes, ints).collect())
+        })
     }
 
     /// The tokens in the next `count` places. They lie in `narrow` or `wide`, which are never cleared.
@@ -52,14 +42,14 @@ impl Dictionary {
         narrow: &'a mut Vec<u16>,
         wide: &'a mut Vec<i32>,
     ) -> Option<Tokens<'a>> {
-        match &self.tokens {
-            Table::Narrow(table) => {
+        match self {
+            Dictionary::Narrow(table) => {
                 places.next(room(narrow, count), |at| table.get(at).copied()).map(Tokens::Narrow)
             }
-            Table::Wide(table) => {
+            Dictionary::Wide(table) => {
                 places.next(room(wide, count), |at| table.get(at).copied()).map(Tokens::Wide)
             }
-            Table::Gaps(table) => {
+            Dictionary::Gaps(table) => {
                 places.next(room(wide, count), |at| *table.get(at)?).map(Tokens::Wide)
             }
         }
@@ -90,17 +80,17 @@ pub(crate) struct Places {
 }
 
 enum Place {
-    Same(u16),
+    Same(u32),
     /// Packed, from this byte on.
     Packed(usize),
 }
 
 impl Places {
-    /// Of a page of `count` values; `None` if places have more than 16 bits.
+    /// Of a page of `count` values; `None` if it does not say how wide they are.
     pub(crate) fn new(bytes: Bytes, count: usize) -> Option<Places> {
         let width = u32::from(*bytes.first()?);
         let run = Place::Same(0);
-        (width <= 16).then_some(Places { bytes, next: 1, width, left: count, run, at: 0, count: 0 })
+        (width <= 32).then_some(Places { bytes, next: 1, width, left: count, run, at: 0, count: 0 })
     }
 
     /// How many the run has left; there is one at least unless all are through.
@@ -134,7 +124,7 @@ impl Places {
         out: &'a mut [T],
         lookup: impl Fn(usize) -> Option<T>,
     ) -> Option<&'a [T]> {
-        let value = |place: u16| lookup(place.into());
+        let value = |place: u32| lookup(place as usize);
         let mut done = 0;
         while done < out.len() {
             let count = self.turn()?.min(out.len() - done);

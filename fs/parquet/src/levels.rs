@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
         if matches!(self.run, Run::Same(..)) { count } else { 1 }
     }
 
-    fn pass(&mut self, count: usize) -> u16 {
+    fn pass(&mut self, count: usize) -> u32 {
         let level = match self.run {
             Run::Same(level, _) => level,
             Run::Packed(bytes, _) => packed(bytes, self.runs.width, self.at),
@@ -153,7 +153,7 @@ fn add_some(
 ) -> Result<usize, Wrong> {
     let (mut left, mut tokens) = (reps.left, 0);
     let (mut reps, mut defs) = (Cursor::new(reps), Cursor::new(defs));
-    let (defined, item) = (column.defined as u16, column.item as u16);
+    let (defined, item) = (column.defined as u32, column.item as u32);
     while left > 0 {
         let here = reps.left().zip(defs.left()).ok_or(Wrong::Disorder)?;
         let count = here.0.min(here.1);

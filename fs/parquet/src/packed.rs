@@ -66,20 +66,23 @@ fn read_levels(
     let seen = Arc::default();
     let mut reader = Stripped::new(chunk, column, bytes, &seen)?;
     let (mut size, mut dictionary, mut values) = (0, None, KeptValues::default());
-    // Tokens of 64 bits take half as much when they are decoded.
     while let Some(page) = reader.get_next_page().ok()? {
         size += page.buffer().len() as u64;
         if page.is_dictionary_page() {
             // Its values are decoded to be read.
             size += page.buffer().len() as u64;
-            let decoded = Dictionary::new(page, column.ints)?;
+        }
+        // Tokens of 64 bits take half as much when they are decoded.
+        let wide = column.ints.wide() && page.encoding() == Encoding::PLAIN;
+        if size > most || (wide && page.is_data_page()) {
+            return None;
+        }
+        if page.is_dictionary_page() {
+            let decoded = Dictionary::new(&page, column.ints)?;
             if dictionary.replace(Arc::new(decoded)).is_some() {
                 return None;
             }
             continue;
-        }
-        if size > most || (column.ints.wide() && page.encoding() == Encoding::PLAIN) {
-            return None;
         }
         let tokens = page.num_values();
         let all = chunk.tokens.unwrap_or(0) as f64 / f64::from(tokens);

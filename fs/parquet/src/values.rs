@@ -85,7 +85,7 @@ impl<P: PageReader> Values<P> {
         while self.left == 0 {
             let page = self.pages.get_next_page().ok()??;
             if page.is_dictionary_page() {
-                let dictionary = Dictionary::new(page, self.ints)?;
+                let dictionary = Dictionary::new(&page, self.ints)?;
                 if self.dictionary.replace(Arc::new(dictionary)).is_some() {
                     return None;
                 }
@@ -100,16 +100,13 @@ impl<P: PageReader> Values<P> {
     fn decoder(&self, page: Page) -> Option<Decoder> {
         let places =
             matches!(page.encoding(), Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY);
-        if places && let Some(places) = Places::new(page.buffer().clone(), self.left) {
-            self.dictionary.as_ref()?;
-            return Some(Decoder::Places(places));
+        if places {
+            return Places::new(page.buffer().clone(), self.left).map(Decoder::Places);
         }
         if page.encoding() == Encoding::PLAIN {
             return Some(Decoder::Plain(page.buffer().clone()));
         }
-        let dictionary =
-            self.dictionary.iter().filter(|_| places).map(|known| known.page().clone());
-        let pages = Pages(dictionary.chain([page]).collect());
+        let pages = Pages(VecDeque::from([page]));
         let reader = get_column_reader(required(self.ints).ok()?, Box::new(pages));
         Some(match self.ints.wide() {
             false => Decoder::Narrow(get_typed_column_reader(reader)),
@@ -122,6 +119,8 @@ impl<P: PageReader> Values<P> {
             self.turn()?;
             let now = count.min(self.left);
             match &mut self.page {
+                // The rest of a page is not looked at.
+                _ if now == self.left => {}
                 Decoder::Places(places) => places.skip(now)?,
                 Decoder::Plain(bytes) => drop(split(bytes, self.ints, now)?),
                 Decoder::Narrow(reader) => {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use batchfs_store::{Error, GroupCounts, TokenSource as _};
+use batchfs_store::{Error, GroupCounts, GroupRead, TokenSource as _};
 use common::{levels, open, write};
 use parquet::basic::{Compression, Encoding, GzipLevel, ZstdLevel};
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
@@ -83,22 +83,37 @@ proptest! {
 #[test]
 fn dictionaries_of_all_widths_are_read() {
     let widths = (0..17).map(|width| (1 << width) - width / 3);
+    let widths = widths.chain([256, 257, 65_536, 65_537, 70_000, 140_000]);
     for (distinct, least) in widths.flat_map(|distinct| [(distinct, 0), (distinct, -5)]) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.parquet");
+        let count = 100_000.max(6 * distinct);
         let tokens: Vec<i32> =
-            (0..100_000).map(|i: i32| i.wrapping_mul(7919).rem_euclid(distinct) + least).collect();
+            (0..count).map(|i: i32| i.wrapping_mul(7919).rem_euclid(distinct) + least).collect();
         let documents: Vec<_> =
             tokens.chunks(1 + distinct as usize % 77).map(|d| Some(d.to_vec())).collect();
-        let properties = WriterProperties::builder().set_dictionary_page_size_limit(1 << 24);
+        let properties = WriterProperties::builder()
+            .set_dictionary_page_size_limit(1 << 24)
+            .set_data_page_row_count_limit(documents.len() / 5);
         write(&path, LIST, &[levels(&documents, 3, 1)], properties.build());
-        let read = open(&path, dir.path()).unwrap().read(0).unwrap();
+        let source = open(&path, dir.path()).unwrap();
+        let read = source.read(0).unwrap();
         assert!(read.tokens.to_vec() == tokens, "{distinct}");
         // In 16 bits where these are enough.
-        let bytes = if least < 0 || distinct > 65_536 { 4 } else { 2 } * tokens.len() as u64;
-        let documents_take = 48 * documents.len() as u64;
-        assert_eq!(read.bytes(), bytes + documents_take, "{distinct}");
+        assert_eq!(read.tokens.is_narrow(), least == 0 && distinct <= 65_536, "{distinct}");
         assert_eq!(read.lengths.len(), documents.len());
+
+        // Places of it, of which the last one is before the others.
+        let GroupRead::Packed(packed) = source.read_packed(0).unwrap() else {
+            assert!(distinct < 10 || documents.len() > 50_000, "{distinct} are not packed");
+            continue;
+        };
+        for from in [3, 30_000, 70_001, 99_000, 500] {
+            let mut out = vec![0; 4 * 997];
+            assert!(packed.copy(from, &mut out));
+            let got = out.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap()));
+            assert!(got.eq(tokens[from..from + 997].iter().copied()), "{distinct} at {from}");
+        }
     }
 }
 

@@ -174,6 +174,9 @@ struct Page {
     tokens: i32,
     encoding: i64,
     histogram: Option<[i64; 4]>,
+    codec: i64,
+    /// Bytes when it is decompressed, if not those that it has.
+    whole: Option<i64>,
 }
 
 impl Page {
@@ -183,10 +186,11 @@ impl Page {
         let len = body.len() as i64;
         let head = Struct::default().i32(1, self.levels.0).i32(2, 0);
         let head = head.i32(3, self.encoding).i32(4, self.encoding);
-        let page = Struct::default().i32(1, 0).i32(2, len).i32(3, len).inner(5, head).end();
+        let whole = self.whole.unwrap_or(len);
+        let page = Struct::default().i32(1, 0).i32(2, whole).i32(3, len).inner(5, head).end();
         let data = [page, body].concat();
         let len = data.len() as i64;
-        let column = Struct::default().i32(1, 1).numbers(2, 5, &[0, 3]).i32(4, 0);
+        let column = Struct::default().i32(1, 1).numbers(2, 5, &[0, 3]).i32(4, self.codec);
         let column = column.i64(5, self.levels.1).i64(6, len).i64(7, len).i64(9, 4);
         let column = match self.histogram {
             Some(counts) => column.inner(16, Struct::default().numbers(3, 6, &counts)),
@@ -216,6 +220,8 @@ fn one(rep: u8, def: u8) -> Page {
         tokens: 1,
         encoding: 3,
         histogram: None,
+        codec: 0,
+        whole: None,
     }
 }
 
@@ -254,6 +260,27 @@ fn levels_that_are_no_tokens_are_not_decoded_by_the_thousand_millions() {
         let error = refused(&page.file());
         assert!(error.contains(what), "{what}: {error}");
     }
+
+    // Room for what a page says that it takes would be all memory. With Snappy, LZ4 and zstd.
+    for codec in [1, 7, 6] {
+        for whole in [(16 << 20) + 32_001, (1 << 31) - 1] {
+            let page = Page { codec, whole: Some(whole), ..few.clone() };
+            let error = refused(&page.file());
+            assert!(error.contains(&format!("it takes {whole} bytes, where 16809216")), "{error}");
+            let page = Page { histogram: Some([0, 0, 0, 1000]), ..page };
+            std::fs::write(&path, page.file()).unwrap();
+            let source = open(&path, &dir.path().join(format!("{codec}-{whole}"))).unwrap();
+            for error in [source.read(0).err().unwrap(), source.read_packed(0).err().unwrap()] {
+                assert!(
+                    error
+                        .to_string()
+                        .contains("row group 0: the token column is damaged: a page of it says"),
+                    "{error}"
+                );
+            }
+        }
+    }
+    assert!(peak() < MEMORY);
 
     // The footer is in order, and the page is not.
     let lies = Page { levels: (MANY as i64, 2), histogram: Some([1, 0, 0, 1]), ..one(0, 0) };

@@ -29,7 +29,8 @@ const PREFETCH: usize = 2 << 10;
 #[derive(Debug)]
 pub struct Spare {
     most: usize,
-    idle: Mutex<Vec<MmapMut>>,
+    /// With the bytes of each that were touched.
+    idle: Mutex<Vec<(MmapMut, usize)>>,
 }
 
 impl Spare {
@@ -45,23 +46,24 @@ impl Spare {
 
     /// Nothing, with room for so many bytes.
     pub fn buffer(self: &Arc<Self>, bytes: usize) -> Buffer {
-        let memory = match bytes {
-            ..WORTH_ONE => Memory::heap(bytes),
-            _ => self.take(bytes).map_or_else(|| Memory::heap(bytes), Memory::Mapped),
+        let mapped = if bytes < WORTH_ONE { None } else { self.take(bytes) };
+        let (memory, touched) = match mapped {
+            Some((map, touched)) => (Memory::Mapped(map), touched),
+            None => (Memory::heap(bytes), 0),
         };
-        Buffer { memory, len: 0, home: Arc::downgrade(self) }
+        Buffer { memory, len: 0, touched, home: Arc::downgrade(self) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<MmapMut>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(MmapMut, usize)>> {
         // Whole at each point where something could panic.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, bytes: usize) -> Option<MmapMut> {
+    fn take(&self, bytes: usize) -> Option<(MmapMut, usize)> {
         let mut idle = self.lock();
         let whole = bytes.checked_next_multiple_of(HUGE_PAGE)?;
-        let fits = |map: &MmapMut| (whole..=whole.saturating_mul(2)).contains(&map.len());
-        if let Some(at) = idle.iter().position(fits) {
+        let range = whole..=whole.saturating_add(HUGE_PAGE);
+        if let Some(at) = idle.iter().position(|(map, _)| range.contains(&map.len())) {
             return Some(idle.swap_remove(at));
         }
         drop(idle);
@@ -71,7 +73,7 @@ impl Spare {
         let huge = footprint(bytes) / HUGE_PAGE * HUGE_PAGE;
         // Without huge pages it is as good, and slower.
         let _ = map.advise_range(Advice::HugePage, 0, huge);
-        Some(map)
+        Some((map, 0))
     }
 }
 
@@ -111,10 +113,17 @@ impl Memory {
 pub struct Buffer {
     memory: Memory,
     len: usize,
+    /// Bytes that whoever had it before has touched.
+    touched: usize,
     home: Weak<Spare>,
 }
 
 impl Buffer {
+    /// Bytes of memory that it takes.
+    fn footprint(&self) -> usize {
+        footprint(self.len.max(self.touched))
+    }
+
     /// Adds bytes. It is `false`, and nothing is added, if there is no room for them.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) -> bool {
         let room = self.room(bytes.len()).map(|room| room.copy_from_slice(bytes));
@@ -129,7 +138,8 @@ impl Buffer {
 
     /// An empty one from where this one is from.
     fn another(&self, bytes: usize) -> Buffer {
-        let fresh = || Buffer { memory: Memory::heap(bytes), len: 0, home: Weak::new() };
+        let fresh =
+            || Buffer { memory: Memory::heap(bytes), len: 0, touched: 0, home: Weak::new() };
         self.home.upgrade().map_or_else(fresh, |home| home.buffer(bytes))
     }
 }
@@ -145,12 +155,13 @@ impl Deref for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let Some(home) = self.home.upgrade() else { return };
+        let touched = self.footprint();
         if let Memory::Mapped(map) = std::mem::replace(&mut self.memory, Memory::heap(0))
             && map.len() <= LARGEST
         {
             let mut idle = home.lock();
             if idle.len() < home.most {
-                idle.push(map);
+                idle.push((map, touched));
             }
         }
     }
@@ -175,7 +186,7 @@ impl TokenVec {
 
     /// Bytes of memory that these tokens take.
     pub fn bytes(&self) -> u64 {
-        footprint(self.memory.len()) as u64
+        self.memory.footprint() as u64
     }
 
     /// How many there are.
@@ -193,6 +204,11 @@ impl TokenVec {
         let mut out = vec![0; self.len()];
         self.copy(0, bytemuck::cast_slice_mut(&mut out));
         out
+    }
+
+    /// Whether they have 16 bits.
+    pub fn is_narrow(&self) -> bool {
+        !self.wide
     }
 
     fn width(&self) -> usize {
@@ -291,7 +307,7 @@ pub fn write_wide(tokens: &[u16], out: &mut [u8]) {
 
 impl Default for TokenVec {
     fn default() -> Self {
-        let memory = Buffer { memory: Memory::heap(0), len: 0, home: Weak::new() };
+        let memory = Buffer { memory: Memory::heap(0), len: 0, touched: 0, home: Weak::new() };
         TokenVec { memory, wide: false, expected: 0 }
     }
 }
@@ -324,7 +340,6 @@ mod tests {
 
     #[test]
     fn tokens_are_those_that_were_added_in_whatever_memory() {
-        let spare = Spare::new(1);
         for room in [0, 10, WORTH_ONE / 4, 3 * HUGE_PAGE / 4 + 17] {
             // As many as there is room for, fewer, and more.
             for count in [room, room / 2, room + 1, 3 * room + 5] {
@@ -336,6 +351,7 @@ mod tests {
                     if let Some(odd) = want.get_mut(at as usize) {
                         *odd = token;
                     }
+                    let spare = Spare::new(1);
                     let mut tokens = spare.tokens(room);
                     want.chunks(1000).for_each(|some| tokens.extend_from_slice(some));
                     assert!(tokens.to_vec() == want, "{count} of {room}, {token} at {at}");
@@ -396,7 +412,16 @@ mod tests {
         drop(a);
         let other = spare.buffer(room / 2);
         assert_eq!(spare.lock().len(), 1);
-        drop(spare);
         drop((b, other));
+
+        // What was touched before counts.
+        spare.lock().clear();
+        let mut large = spare.buffer(2 * room);
+        assert!(large.extend_from_slice(&vec![1; 2 * room]));
+        drop(large);
+        let (small, new) = (spare.buffer(room), spare.buffer(room));
+        assert_eq!((small.footprint(), new.footprint()), (2 * room, 0));
+        drop(spare);
+        drop((small, new));
     }
 }

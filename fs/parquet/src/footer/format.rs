@@ -92,6 +92,31 @@ const COLUMN: Fields = &[
     (16, Struct(&[(1, I64), (2, List(&I64)), (3, List(&I64))])),
     (17, Struct(&[(1, Struct(BOX)), (2, List(&I32))])),
 ];
+/// Bytes of a page when it is decompressed, and as it is in the file.
+pub(super) const WHOLE: i16 = 2;
+pub(super) const STORED: i16 = 3;
+pub(super) const PAGE: Fields = &[
+    (1, I32),
+    (WHOLE, I32),
+    (STORED, I32),
+    (4, I32),
+    (5, Struct(&[(1, I32), (2, I32), (3, I32), (4, I32), (5, Struct(STATISTICS))])),
+    (6, EMPTY),
+    (7, Struct(&[(1, I32), (2, I32), (3, Bool)])),
+    (
+        8,
+        Struct(&[
+            (1, I32),
+            (2, I32),
+            (3, I32),
+            (4, I32),
+            (5, I32),
+            (6, I32),
+            (7, Bool),
+            (8, Struct(STATISTICS)),
+        ]),
+    ),
+];
 const STATISTICS: Fields = &[
     (1, Binary),
     (2, Binary),

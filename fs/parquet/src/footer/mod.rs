@@ -7,6 +7,9 @@
 //! than were looked at here.
 
 mod format;
+mod pages;
+
+pub(crate) use self::pages::check_pages;
 
 use self::format::{CHILDREN, ELEMENT, FILE, Fields, Kind, NAME};
 use Kind::{Binary, Bool, Double, I8, I16, I32, I64, List, Schema, Struct};

@@ -17,7 +17,6 @@ impl Inner {
         soon: &[usize],
         little: bool,
     ) -> MutexGuard<'_, State> {
-        let own: u64 = wanted.iter().map(|group| self.bytes(*group)).sum();
         let mut state = self.lock();
         state.clock += 1;
         let now = state.clock;
@@ -54,6 +53,10 @@ impl Inner {
                 })
                 .map(|(_, entry)| entry.bytes)
                 .sum();
+            let bytes = |group: &usize| {
+                state.entries.get(group).map_or_else(|| self.bytes(*group), |entry| entry.bytes)
+            };
+            let own: u64 = wanted.iter().map(bytes).sum();
             // One that is too large by itself was refused before; if not, it goes alone.
             if held == 0 || held.saturating_add(own) <= self.budget {
                 break;
