@@ -2,7 +2,8 @@
 
 /// Asks the processor to have these bytes in its cache soon.
 pub(crate) fn prefetch(bytes: &[u8]) {
-    bytes.iter().step_by(64).for_each(|byte| line(byte));
+    // They need not begin where a line does.
+    bytes.iter().step_by(64).chain(bytes.last()).for_each(|byte| line(byte));
 }
 
 /// The same for the line that has this address, whatever is there.

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use batchfs_store::{DType, GroupPlace, GroupRead, PackedGroup, Result, TokenGroup};
 
@@ -141,10 +141,21 @@ fn what_row_groups_take_less_than_was_reckoned_with_is_for_others() {
         let groups = Groups::new(source, vec![0], budget(1200, 3), refund, 0).unwrap();
         (0..4).for_each(|group| drop(groups.pin(&[group], &[], false).unwrap()));
         drop(groups.pin(&[0], &[], false).unwrap());
+        if refund {
+            // All four are there, and nobody waits for room that is not needed.
+            let two = groups.pin(&[0, 1], &[], false).unwrap();
+            let (tell, told) = channel();
+            thread::scope(|scope| {
+                scope.spawn(|| tell.send(groups.pin(&[2, 3], &[], false).is_ok()).unwrap());
+                let there = told.recv_timeout(Duration::from_secs(20));
+                drop(two);
+                assert_eq!(there, Ok(true));
+            });
+        }
         groups.figures()
     };
     let refunded = four(true);
-    assert_eq!((refunded.decoded, refunded.hits), (4, 1));
+    assert_eq!((refunded.decoded, refunded.hits), (4, 5));
     assert_eq!(refunded.used, 4 * (800 + 48));
     let kept = four(false);
     assert_eq!((kept.decoded, kept.hits), (5, 0));
