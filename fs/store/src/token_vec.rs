@@ -25,6 +25,9 @@ const LARGEST: usize = 64 << 20;
 /// Bytes after which the processor has seen by itself where reading goes.
 const PREFETCH: usize = 2 << 10;
 
+/// Bytes of buffers that are kept however many these are. A window is given up at once, for the next one.
+const IDLE: usize = 64 << 20;
+
 /// Buffers that came back, for the row groups of one source.
 #[derive(Debug)]
 pub struct Spare {
@@ -34,7 +37,7 @@ pub struct Spare {
 }
 
 impl Spare {
-    /// Keeps up to `most` buffers.
+    /// Keeps up to `most` buffers, and more of them if they are small: 64 MiB in all.
     pub fn new(most: usize) -> Arc<Spare> {
         Arc::new(Spare { most, idle: Mutex::default() })
     }
@@ -160,7 +163,8 @@ impl Drop for Buffer {
             && map.len() <= LARGEST
         {
             let mut idle = home.lock();
-            if idle.len() < home.most {
+            let bytes: usize = idle.iter().map(|(map, _)| map.len()).sum();
+            if idle.len() < home.most || bytes + map.len() <= IDLE {
                 idle.push((map, touched));
             }
         }
@@ -398,11 +402,14 @@ mod tests {
     #[test]
     fn so_many_buffers_as_told_are_kept_and_each_has_one_owner() {
         let spare = Spare::new(2);
+        let kept = |size: usize, count: usize| {
+            drop((0..count).map(|_| spare.buffer(size)).collect::<Vec<_>>());
+            std::mem::take(&mut *spare.lock()).len()
+        };
         let room = HUGE_PAGE;
-        let mut all: Vec<Buffer> = (0..4).map(|_| spare.buffer(room)).collect();
-        assert!(all.iter_mut().all(|buffer| buffer.extend_from_slice(&vec![1; room])));
-        drop(all);
-        assert_eq!(spare.lock().len(), 2);
+        assert_eq!((kept(room, 40), kept(16 * room, 4), kept(LARGEST, 4)), (32, 2, 2));
+        assert_eq!(kept(LARGEST + room, 4), 0);
+        drop([spare.buffer(room), spare.buffer(room)]);
         let (mut a, mut b) = (spare.buffer(room), spare.buffer(room - 9));
         assert!(a.is_empty() && spare.lock().is_empty());
         a.extend_from_slice(&[1]);
