@@ -21,6 +21,9 @@ const PAGE: u64 = 16 << 20;
 /// Bytes that a page may take for each level of its row group: more than level and value take in any encoding.
 const LEVEL: u64 = 32;
 
+/// Bytes that a page may take while it is not known how many tokens the row group has.
+const UNCOUNTED: u64 = 256 << 20;
+
 /// The token column's chunk in one row group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Chunk {
@@ -124,6 +127,8 @@ impl Chunk {
             Codec::Zstd => Compression::ZSTD(zstd),
         };
         let most = PAGE.saturating_add(self.levels.saturating_mul(LEVEL));
+        // Until they are counted, levels are only what the footer says.
+        let most = if self.tokens.is_none() { most.min(UNCOUNTED) } else { most };
         check_pages(&bytes, most).map_err(ParquetError::General)?;
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let meta = ColumnChunkMetaData::builder(descr.clone())

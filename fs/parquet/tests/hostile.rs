@@ -266,7 +266,10 @@ fn levels_that_are_no_tokens_are_not_decoded_by_the_thousand_millions() {
         for whole in [(16 << 20) + 32_001, (1 << 31) - 1] {
             let page = Page { codec, whole: Some(whole), ..few.clone() };
             let error = refused(&page.file());
-            assert!(error.contains(&format!("it takes {whole} bytes, where 16809216")), "{error}");
+            assert!(
+                error.contains(&format!("it takes {whole} bytes, and 16809216 are")),
+                "{error}"
+            );
             let page = Page { histogram: Some([0, 0, 0, 1000]), ..page };
             std::fs::write(&path, page.file()).unwrap();
             let source = open(&path, &dir.path().join(format!("{codec}-{whole}"))).unwrap();
@@ -279,6 +282,13 @@ fn levels_that_are_no_tokens_are_not_decoded_by_the_thousand_millions() {
                 );
             }
         }
+    }
+    // Who says that there are so many values has not proven it.
+    for codec in [1, 7, 6] {
+        let page =
+            Page { levels: (1000, MANY as i64), codec, whole: Some((1 << 31) - 1), ..few.clone() };
+        let error = refused(&page.file());
+        assert!(error.contains("it takes 2147483647 bytes, and 268435456 are"), "{error}");
     }
     assert!(peak() < MEMORY);
 

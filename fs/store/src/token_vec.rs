@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
-use crate::sys::prefetch;
+use crate::sys::{give_back, prefetch};
 
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -27,6 +27,9 @@ const PREFETCH: usize = 2 << 10;
 
 /// Bytes of buffers that are kept however many these are. A window is given up at once, for the next one.
 const IDLE: usize = 64 << 20;
+
+/// Bytes that a buffer may have behind those that are asked for.
+const BEHIND: usize = HUGE_PAGE / 8;
 
 /// Buffers that came back, for the row groups of one source.
 #[derive(Debug)]
@@ -67,7 +70,14 @@ impl Spare {
         let whole = bytes.checked_next_multiple_of(HUGE_PAGE)?;
         let range = whole..=whole.saturating_add(HUGE_PAGE);
         if let Some(at) = idle.iter().position(|(map, _)| range.contains(&map.len())) {
-            return Some(idle.swap_remove(at));
+            let (mut map, touched) = idle.remove(at);
+            drop(idle);
+            // What is behind these tokens counts for nobody.
+            let touched = match touched > bytes.saturating_add(BEHIND) {
+                true => give_back(&mut map, bytes),
+                false => touched,
+            };
+            return Some((map, touched));
         }
         drop(idle);
         // The kernel aligns a mapping of whole huge pages to these; what is beyond is never touched.
@@ -163,10 +173,17 @@ impl Drop for Buffer {
             && map.len() <= LARGEST
         {
             let mut idle = home.lock();
-            let bytes: usize = idle.iter().map(|(map, _)| map.len()).sum();
-            if idle.len() < home.most || bytes + map.len() <= IDLE {
-                idle.push((map, touched));
+            idle.push((map, touched));
+            // The oldest go, whose size may be one that nobody asks for any more.
+            let mut bytes: usize = idle.iter().map(|(map, _)| map.len()).sum();
+            let mut given_up = Vec::new();
+            while idle.len() > home.most && bytes > IDLE {
+                let oldest = idle.remove(0);
+                bytes -= oldest.0.len();
+                given_up.push(oldest);
             }
+            drop(idle);
+            drop(given_up);
         }
     }
 }
@@ -421,14 +438,34 @@ mod tests {
         assert_eq!(spare.lock().len(), 1);
         drop((b, other));
 
-        // What was touched before counts.
         spare.lock().clear();
         let mut large = spare.buffer(2 * room);
         assert!(large.extend_from_slice(&vec![1; 2 * room]));
         drop(large);
         let (small, new) = (spare.buffer(room), spare.buffer(room));
-        assert_eq!((small.footprint(), new.footprint()), (2 * room, 0));
-        drop(spare);
+        assert_eq!((small.footprint(), new.footprint()), (room, 0));
         drop((small, new));
+
+        // What was touched before counts, if it is little; more is given back.
+        spare.lock().clear();
+        let size = room + BEHIND;
+        let mut large = spare.buffer(2 * room);
+        assert!(large.extend_from_slice(&vec![1; size]));
+        drop(large);
+        let near = spare.buffer(room + 1);
+        assert_eq!(near.footprint(), size);
+        drop(near);
+        let mut less = spare.buffer(room);
+        assert_eq!(less.footprint(), size);
+        assert!(less.extend_from_slice(&vec![2; room]) && less[..] == vec![2; room]);
+
+        // The newest are kept.
+        spare.lock().clear();
+        drop((0..3).map(|_| spare.buffer(18 << 20)).collect::<Vec<_>>());
+        drop((0..2).map(|_| spare.buffer(32 << 20)).collect::<Vec<_>>());
+        let kept: Vec<usize> = spare.lock().iter().map(|(map, _)| map.len() >> 20).collect();
+        assert_eq!(kept, [32, 32]);
+        drop(spare);
+        drop(less);
     }
 }

@@ -1,4 +1,4 @@
-//! What a footer has to be before the library decodes it.
+//! What a footer, and the headers of pages, have to be before the library decodes them.
 //!
 //! The library goes down a schema by recursion, makes room for as many fields as a group says that it has, and
 //! copies the names above each column for it: a small file can take the whole stack or all memory, and neither

@@ -20,7 +20,7 @@ pub(crate) fn check_pages(pages: &[u8], most: u64) -> Result<(), String> {
         walk.fields(PAGE, &mut seen).map_err(unclear)?;
         if u64::try_from(whole).is_ok_and(|whole| whole > most) {
             return Err(format!(
-                "a page of it says that it takes {whole} bytes, where {most} are enough for all values of the row group"
+                "a page of it says that it takes {whole} bytes, and {most} are allowed for a page of this row group"
             ));
         }
         // Less than none is more than there is.

@@ -140,7 +140,7 @@ pub(crate) fn will_need(pages: &[(usize, usize)]) {
     super::advise::will_need(pages);
 }
 
-fn page_size() -> usize {
+pub(super) fn page_size() -> usize {
     // SAFETY: sysconf only looks a number up.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
